@@ -1,0 +1,539 @@
+"""One frozen dataclass per component; a run's configuration is their tuple.
+
+A recipe is a TOML file that names only what it changes. The resolved configuration is saved with
+the run and is the only one its processes read, so changing a default later changes no old run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from tunix_core.errors import ConfigError
+
+
+def _require(condition: bool, field: str, received: object, accepted: str, remedy: str) -> None:
+    if not condition:
+        raise ConfigError(field, received, accepted, remedy)
+
+
+def _require_range(
+    field: str, value: float, low: float, high: float = math.inf, remedy: str = "Choose a value in the range."
+) -> None:
+    _require(low <= value <= high, field, value, f"{low} to {high}", remedy)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder with rotary positions, grouped-query attention, RMSNorm and SwiGLU."""
+
+    vocab_size: int = 272
+    model_width: int = 128
+    num_layers: int = 3
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_width: int = 32
+    mlp_width: int = 384
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        for field in (
+            "vocab_size",
+            "model_width",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_width",
+            "mlp_width",
+        ):
+            _require_range(f"model.{field}", getattr(self, field), 1)
+        _require(
+            self.num_heads % self.num_kv_heads == 0,
+            "model.num_kv_heads",
+            self.num_kv_heads,
+            f"a divisor of model.num_heads = {self.num_heads}",
+            "Query heads share kv heads in equal groups.",
+        )
+        _require(
+            self.head_width % 2 == 0,
+            "model.head_width",
+            self.head_width,
+            "an even number",
+            "Rotary positions turn pairs.",
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """What the agent does. Latency is injected per tool call, lognormal with the given mean."""
+
+    name: Literal["lookup", "calculator"] = "lookup"
+    num_digits: int = 3
+    """Digits of the value to find (lookup) or of each operand (calculator)."""
+    num_keys: int = 16
+    """Lookup: how many keys a table draws from."""
+    latency_mean_seconds: float = 0.15
+    latency_sigma: float = 0.5
+    """Sigma of the logarithm; 0 makes every call take the mean."""
+    failure_probability: float = 0.0
+    """Chance that a tool call raises: fault injection for tests."""
+    timeout_seconds: float = 10.0
+    """Deadline of one reset or step; past it the episode fails and is counted."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.name in ("lookup", "calculator"),
+            "environment.name",
+            self.name,
+            "lookup, calculator",
+            "Name a built-in one.",
+        )
+        _require_range("environment.num_digits", self.num_digits, 1, 6)
+        _require_range("environment.num_keys", self.num_keys, 3, 26)
+        _require_range("environment.latency_mean_seconds", self.latency_mean_seconds, 0, 3600)
+        _require_range("environment.latency_sigma", self.latency_sigma, 0, 3)
+        _require_range("environment.failure_probability", self.failure_probability, 0, 1)
+        _require_range("environment.timeout_seconds", self.timeout_seconds, 0.01)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarmStartConfig:
+    """A short supervised start from scripted demonstrations; it makes policy version 0.
+
+    It stops as soon as held-out greedy success lies in the target range, so that reinforcement
+    learning has both a signal to start from and something left to learn.
+    """
+
+    learning_rate: float = 1e-3
+    num_steps: int = 400
+    """At most this many; running out below the target range is an error."""
+    demonstrations_per_step: int = 128
+    evaluate_every_steps: int = 10
+    target_success_low: float = 0.15
+    target_success_high: float = 0.40
+
+    def __post_init__(self) -> None:
+        _require_range("warm_start.learning_rate", self.learning_rate, 1e-8, 1)
+        _require_range("warm_start.num_steps", self.num_steps, 1)
+        _require_range("warm_start.demonstrations_per_step", self.demonstrations_per_step, 1)
+        _require_range("warm_start.evaluate_every_steps", self.evaluate_every_steps, 1)
+        _require_range("warm_start.target_success_low", self.target_success_low, 0, 1)
+        _require_range("warm_start.target_success_high", self.target_success_high, self.target_success_low, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """Group-relative advantages, decoupled PPO, truncated importance weights, a KL leash."""
+
+    group_size: int = 8
+    """Episodes per task instance, G."""
+    normalize_advantages: bool = True
+    """Divide by the group's standard deviation (GRPO); false is Dr.GRPO's centring only."""
+    filter_zero_signal_groups: bool = False
+    """Drop groups whose rewards are all equal before a batch is formed (DAPO's dynamic sampling)."""
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    importance_truncation: float = 2.0
+    """Cap of the per-token weight proximal / behavior."""
+    kl_coefficient: float = 1e-3
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_range("algorithm.group_size", self.group_size, 2)
+        _require_range("algorithm.clip_low", self.clip_low, 0, 1)
+        _require_range("algorithm.clip_high", self.clip_high, 0)
+        _require_range("algorithm.importance_truncation", self.importance_truncation, 1)
+        _require_range("algorithm.kl_coefficient", self.kl_coefficient, 0)
+        _require_range("algorithm.temperature", self.temperature, 1e-3, 10)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    learning_rate: float = 3e-4
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    gradient_clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_range("optimizer.learning_rate", self.learning_rate, 1e-9, 1)
+        _require_range("optimizer.warmup_steps", self.warmup_steps, 0)
+        _require_range("optimizer.weight_decay", self.weight_decay, 0, 1)
+        _require_range("optimizer.beta1", self.beta1, 0, 0.9999999)
+        _require_range("optimizer.beta2", self.beta2, 0, 0.9999999)
+        _require_range("optimizer.gradient_clip_norm", self.gradient_clip_norm, 1e-9)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Devices per mesh axis; their product must equal the learner's device count."""
+
+    data: int = 1
+    fsdp: int = 1
+    stage: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        _require_range("mesh.data", self.data, 1)
+        for axis in ("fsdp", "stage", "tensor"):
+            _require(
+                getattr(self, axis) == 1,
+                f"mesh.{axis}",
+                getattr(self, axis),
+                "1",
+                "This release shards windows over data only; parameters are replicated.",
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    num_steps: int = 90
+    groups_per_batch: int = 32
+    window_tokens: int = 256
+    """Tokens of a packed row, W. A longer trajectory is counted overlong, never cut."""
+    windows_per_microbatch: int = 8
+    """Windows per data shard in one gradient accumulation."""
+    max_windows: int = 64
+    """Largest compiled window count of a batch, over all data shards."""
+    num_window_counts: int = 4
+    """How many window counts are compiled, evenly spaced up to `max_windows`."""
+    buffer_bytes: int = 256 * 2**20
+    snapshot_interval_steps: int = 1
+    max_nonfinite_steps: int = 3
+    """Skipped updates in a row after which the run stops as diverged."""
+
+    def __post_init__(self) -> None:
+        _require_range("learner.num_steps", self.num_steps, 1)
+        _require_range("learner.groups_per_batch", self.groups_per_batch, 1)
+        _require_range("learner.window_tokens", self.window_tokens, 16)
+        _require_range("learner.windows_per_microbatch", self.windows_per_microbatch, 1)
+        _require_range("learner.max_windows", self.max_windows, self.windows_per_microbatch)
+        _require_range("learner.num_window_counts", self.num_window_counts, 1, 16)
+        _require_range("learner.buffer_bytes", self.buffer_bytes, 2**20)
+        _require_range("learner.snapshot_interval_steps", self.snapshot_interval_steps, 1)
+        _require_range("learner.max_nonfinite_steps", self.max_nonfinite_steps, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StalenessConfig:
+    """How old a trajectory may be, in steps, and what is done before it gets there."""
+
+    max_staleness: int = 4
+    max_mean_staleness: float = 3.0
+    """Above it the learner waits for fresher data."""
+    max_throttle_seconds: float = 30.0
+    """After waiting so long it steps all the same and counts an override."""
+    consumption_order: Literal["oldest_first", "freshest_first"] = "oldest_first"
+    control_interval_seconds: float = 1.0
+    """How often the learner publishes its pacing signal, also while it waits."""
+
+    def __post_init__(self) -> None:
+        _require_range("staleness.max_staleness", self.max_staleness, 0, 1000)
+        _require_range("staleness.max_mean_staleness", self.max_mean_staleness, 0)
+        _require_range("staleness.max_throttle_seconds", self.max_throttle_seconds, 0)
+        _require_range("staleness.control_interval_seconds", self.control_interval_seconds, 0.05, 60)
+        _require(
+            self.consumption_order in ("oldest_first", "freshest_first"),
+            "staleness.consumption_order",
+            self.consumption_order,
+            "oldest_first, freshest_first",
+            "Oldest first discards least.",
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActorConfig:
+    """The pool: `num_groups` supervised groups of `replicas` processes each."""
+
+    num_groups: int = 2
+    replicas: int = 1
+    min_actors: int = 1
+    """A group's failure ends the run only when fewer processes than this are left."""
+    num_slots: int = 64
+    """Sessions that decode together; waiting sessions keep their slot and its KV cache."""
+    context_tokens: int = 96
+    max_turns: int = 4
+    max_turn_tokens: int = 16
+    decode_steps: int = 8
+    """Decode steps per dispatch."""
+    prefill_rows: int = 16
+    prefill_tokens: int = 16
+    """Prefill runs in chunks of `[prefill_rows, prefill_tokens]`."""
+    flush_seconds: float = 0.5
+    max_groups_per_shard: int = 16
+    task_block_size: int = 64
+    swap_policy: Literal["turn", "immediate"] = "turn"
+    min_swap_seconds: float = 0.5
+    poll_seconds: float = 0.25
+    """How often the pacing signal and the policy pointer are read."""
+    max_restarts: int = 5
+    """Restarts per replica without progress in between."""
+
+    def __post_init__(self) -> None:
+        for field in (
+            "num_groups",
+            "replicas",
+            "min_actors",
+            "num_slots",
+            "max_turns",
+            "max_turn_tokens",
+            "decode_steps",
+            "prefill_rows",
+            "prefill_tokens",
+            "max_groups_per_shard",
+            "task_block_size",
+        ):
+            _require_range(f"actor.{field}", getattr(self, field), 1)
+        _require_range("actor.context_tokens", self.context_tokens, 16)
+        for field in ("flush_seconds", "min_swap_seconds", "poll_seconds"):
+            _require_range(f"actor.{field}", getattr(self, field), 0.01, 3600)
+        _require_range("actor.max_restarts", self.max_restarts, 0)
+        _require(
+            self.swap_policy in ("turn", "immediate"),
+            "actor.swap_policy",
+            self.swap_policy,
+            "turn, immediate",
+            "Serving old weights to the end of an episode is not available in this release.",
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyncConfig:
+    """Publication of snapshots as policy versions, behind a gate."""
+
+    interval_seconds: float = 1.0
+    max_abs_weight: float = 1e3
+    """The gate refuses weights with a larger or a non-finite entry."""
+    max_relative_change: float = 0.5
+    """… or whose distance from the policy published before exceeds this share of its norm."""
+
+    def __post_init__(self) -> None:
+        _require_range("sync.interval_seconds", self.interval_seconds, 0.05, 86_400)
+        _require_range("sync.max_abs_weight", self.max_abs_weight, 1e-6)
+        _require_range("sync.max_relative_change", self.max_relative_change, 1e-6)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    interval_steps: int = 10
+    verify_interval_seconds: float = 5.0
+    keep: int = 3
+    """Complete, verified checkpoints retained."""
+    grace_seconds: float = 60.0
+    """Between retiring an object and deleting it."""
+
+    def __post_init__(self) -> None:
+        _require_range("checkpoint.interval_steps", self.interval_steps, 1)
+        _require_range("checkpoint.verify_interval_seconds", self.verify_interval_seconds, 0.05)
+        _require_range("checkpoint.keep", self.keep, 1)
+        _require_range("checkpoint.grace_seconds", self.grace_seconds, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Held-out greedy evaluation of policy versions."""
+
+    num_tasks: int = 256
+    every_versions: int = 0
+    """Also evaluate every so many published versions while the run goes on; 0: first and last only."""
+
+    def __post_init__(self) -> None:
+        _require_range("evaluation.num_tasks", self.num_tasks, 1)
+        _require_range("evaluation.every_versions", self.every_versions, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LauncherConfig:
+    """Where local processes run. Empty: the operating system decides."""
+
+    learner_cpus: tuple[int, ...] = ()
+    other_cpus: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("learner_cpus", "other_cpus"):
+            for cpu in getattr(self, field):
+                _require_range(f"launcher.{field}", cpu, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything a run's processes need to know."""
+
+    recipe: str
+    seed: int = 0
+    reference_uri: str = ""
+    """Policy folder that is the KL reference; empty: this run's policy version 0."""
+    model: ModelConfig = ModelConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    mesh: MeshConfig = MeshConfig()
+    learner: LearnerConfig = LearnerConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    actor: ActorConfig = ActorConfig()
+    sync: SyncConfig = SyncConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    launcher: LauncherConfig = LauncherConfig()
+
+    def __post_init__(self) -> None:
+        _require_range("seed", self.seed, 0, 2**31 - 1)
+        limit = max(1, self.staleness.max_staleness)
+        _require(
+            self.learner.snapshot_interval_steps <= limit,
+            "learner.snapshot_interval_steps",
+            self.learner.snapshot_interval_steps,
+            f"1 to {limit} (max(1, staleness.max_staleness))",
+            "With a longer interval every trajectory is over the bound before newer weights exist, and the run stops for good.",
+        )
+        _require(
+            self.actor.min_actors <= self.actor.num_groups * self.actor.replicas,
+            "actor.min_actors",
+            self.actor.min_actors,
+            f"1 to {self.actor.num_groups * self.actor.replicas} (num_groups * replicas)",
+            "Lower it or enlarge the pool.",
+        )
+        _require(
+            self.algorithm.group_size <= self.actor.num_slots,
+            "actor.num_slots",
+            self.actor.num_slots,
+            f"at least algorithm.group_size = {self.algorithm.group_size}",
+            "A whole group decodes at once.",
+        )
+        _require(
+            self.actor.context_tokens <= self.learner.window_tokens,
+            "actor.context_tokens",
+            self.actor.context_tokens,
+            f"at most learner.window_tokens = {self.learner.window_tokens}",
+            "A trajectory that fits no window can never be consumed.",
+        )
+        _require(
+            self.learner.windows_per_microbatch * self.mesh.data <= self.learner.max_windows,
+            "learner.max_windows",
+            self.learner.max_windows,
+            f"at least windows_per_microbatch * mesh.data = {self.learner.windows_per_microbatch * self.mesh.data}",
+            "Every data shard runs at least one micro-batch.",
+        )
+
+    @property
+    def batch_trajectories(self) -> int:
+        """Trajectories a step consumes, B."""
+        return self.learner.groups_per_batch * self.algorithm.group_size
+
+
+def _coerce(kind: Any, value: Any, field: str) -> Any:
+    """Check `value` against the annotation `kind`; TOML and JSON know no tuples and write 1 for 1.0."""
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        return _build(typing.cast(type, kind), value, f"{field}.")
+    if origin is tuple:
+        _require(isinstance(value, list | tuple), field, value, "a list", "Write it as [a, b].")
+        inner = typing.get_args(kind)[0]
+        return tuple(_coerce(inner, item, f"{field}[{i}]") for i, item in enumerate(value))
+    if origin is Literal:
+        _require(
+            value in typing.get_args(kind),
+            field,
+            value,
+            ", ".join(map(str, typing.get_args(kind))),
+            "Choose one of them.",
+        )
+        return value
+    if origin in (typing.Union, types.UnionType):
+        raise AssertionError(f"{field}: unions are not used in configurations")
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    _require(
+        isinstance(value, kind) and not (kind is int and isinstance(value, bool)),
+        field,
+        value,
+        f"a value of type {kind.__name__}",
+        "Mend the value's type.",
+    )
+    return value
+
+
+def _build(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
+    _require(isinstance(values, Mapping), prefix.rstrip("."), values, "a table", "Write it as a [section].")
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}
+    for key in values:
+        _require(
+            key in known, f"{prefix}{key}", values[key], ", ".join(sorted(known)), "No such option: check its spelling."
+        )
+    return cls(**{key: _coerce(hints[key], value, f"{prefix}{key}") for key, value in values.items()})
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that ship with the package."""
+    folder = importlib.resources.files("tunix_core") / "recipes"
+    return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
+
+
+def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Read a recipe and apply overrides.
+
+    Args:
+        recipe: the name of a shipped recipe, or the path of a `.toml` file.
+        overrides: `section.field` (or a top-level field) -> value.
+
+    Raises:
+        ConfigError: unknown recipe or option, wrong type, value out of range.
+    """
+    if recipe.endswith(".toml"):
+        path = Path(recipe)
+        _require(path.is_file(), "recipe", recipe, "an existing .toml file", "Check the path.")
+        text = path.read_text()
+    else:
+        _require(
+            recipe in recipe_names(),
+            "recipe",
+            recipe,
+            ", ".join(recipe_names()),
+            "Choose a shipped recipe or a .toml file.",
+        )
+        text = (importlib.resources.files("tunix_core") / "recipes" / f"{recipe}.toml").read_text()
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("recipe", recipe, "valid TOML", f"{error}.") from error
+    for key, value in (overrides or {}).items():
+        section, _, field = key.rpartition(".")
+        target = values.setdefault(section, {}) if section else values
+        _require(isinstance(target, dict), key, value, "section.field", "No such section.")
+        target[field] = value
+    return config_from_dict({"recipe": Path(recipe).stem, **values})
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """`["learner.num_steps=10"]` -> `{"learner.num_steps": 10}`; values are JSON, or else text."""
+    overrides = {}
+    for pair in pairs:
+        key, separator, text = pair.partition("=")
+        _require(bool(separator and key), "override", pair, "section.field=value", "Write one '='.")
+        try:
+            overrides[key] = json.loads(text)
+        except json.JSONDecodeError:
+            overrides[key] = text
+    return overrides
+
+
+def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """Build and validate; the inverse of `config_to_dict`."""
+    return typing.cast(RunConfig, _build(RunConfig, values))
+
+
+def config_to_dict(config: RunConfig) -> dict[str, Any]:
+    """Plain JSON values, every default spelled out."""
+    return typing.cast(dict[str, Any], json.loads(json.dumps(dataclasses.asdict(config))))
