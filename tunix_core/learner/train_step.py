@@ -46,7 +46,9 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """AdamW behind a clip of the global norm, with linear warm-up."""
     rate: Any = config.learning_rate
     if config.warmup_steps:
-        rate = optax.linear_schedule(config.learning_rate / config.warmup_steps, config.learning_rate, config.warmup_steps)
+        rate = optax.linear_schedule(
+            config.learning_rate / config.warmup_steps, config.learning_rate, config.warmup_steps
+        )
     return optax.chain(
         optax.clip_by_global_norm(config.gradient_clip_norm),
         optax.adamw(rate, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay),
@@ -177,9 +179,7 @@ class TrainStep:
         """Shapes, types and placement of a state; nothing is allocated."""
         params = abstract_parameters(self._config.model)
         state = TrainState(params, jax.eval_shape(self._optimizer.init, params), jax.ShapeDtypeStruct((), jnp.int32))
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated), state
-        )
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated), state)
 
     def compile(self, num_windows: int) -> None:
         """Make the executable for a batch of so many windows.
@@ -190,7 +190,10 @@ class TrainStep:
         unit = self._config.learner.windows_per_microbatch * self._config.mesh.data
         if num_windows < 1 or num_windows % unit:
             raise ConfigError(
-                "num_windows", num_windows, f"a multiple of windows_per_microbatch * mesh.data = {unit}", "Pad the batch."
+                "num_windows",
+                num_windows,
+                f"a multiple of windows_per_microbatch * mesh.data = {unit}",
+                "Pad the batch.",
             )
         if num_windows in self._executables:
             return
@@ -228,7 +231,10 @@ class TrainStep:
             return self._executables[num_windows]
         except KeyError:
             raise ConfigError(
-                "num_windows", num_windows, f"a compiled count: {sorted(self._executables)}", "Pad the batch or compile first."
+                "num_windows",
+                num_windows,
+                f"a compiled count: {sorted(self._executables)}",
+                "Pad the batch or compile first.",
             ) from None
 
 
@@ -245,6 +251,4 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 def make_supervised_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     """The warm start: cross entropy, at the warm start's learning rate."""
     optimizer = OptimizerConfig(learning_rate=config.warm_start.learning_rate)
-    return TrainStep(
-        config, mesh, objective=supervised_objective(config.model), optimizer=make_optimizer(optimizer)
-    )
+    return TrainStep(config, mesh, objective=supervised_objective(config.model), optimizer=make_optimizer(optimizer))
