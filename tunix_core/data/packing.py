@@ -134,7 +134,7 @@ def pack(
     rank[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)])) + 1
 
     def scatter(values: np.ndarray, dtype: type, fill: float = 0) -> np.ndarray:
-        out = np.full(num_windows * window_tokens, fill, dtype)
+        out: np.ndarray = np.full(num_windows * window_tokens, fill, dtype)
         out[place] = values
         return out.reshape(num_windows, window_tokens)
 

@@ -126,7 +126,7 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def everything_delivered_is_read_once(self) -> None:
         delivered = sum(int(self.shards[key].lengths.sum()) for key in self.shards if key not in self.unread)
-        ahead = {ref for ref in self.buffer._replayed}
+        ahead = set(self.buffer._replayed)
         early = sum(int(self.shards[key].lengths[row]) for key, row in ahead)
         assert all(key in self.unread for key, _ in ahead)
         assert self.buffer.ledger.tokens()["read"] == delivered + early
