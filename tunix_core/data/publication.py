@@ -7,6 +7,7 @@ beside it and skipped; actors go on with the last good policy.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,11 +16,11 @@ import numpy as np
 
 from tunix_core import paths
 from tunix_core.config import RunConfig, SyncConfig, config_to_dict
-from tunix_core.errors import CorruptObject, Fenced, ObjectExists, ObjectMissing, VersionConflict
+from tunix_core.errors import CorruptObject, ObjectExists, ObjectMissing, VersionConflict
 from tunix_core.metrics import MetricRecorder
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.snapshots import SnapshotStore
-from tunix_core.storage.store import ObjectStore, write_json_if_absent
+from tunix_core.storage.store import ObjectStore, finite_or_none, write_json_if_absent
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -100,7 +101,7 @@ class Publisher:
             return False
         started = self._clock()
         try:
-            tensors = self._load_snapshot(version)
+            tensors = self._snapshots.load(version)
         except (CorruptObject, ObjectMissing) as error:
             return self._refuse(version, f"unreadable: {error}", {})
         reason, figures = judge(tensors, self._load_previous(), self._config.sync)
@@ -115,7 +116,7 @@ class Publisher:
                 publisher=self._publisher,
                 gate=figures,
             )
-        except (Fenced, ObjectExists, VersionConflict):
+        except (ObjectExists, VersionConflict):
             self.num_lost_races += 1  # another publisher was faster; the next attempt starts from its version
             return False
         self._previous = (version, tensors)
@@ -123,10 +124,6 @@ class Publisher:
         self.num_published += 1
         self._recorder.record(version=version, accepted=1, publish_seconds=self._clock() - started, **figures)
         return True
-
-    def _load_snapshot(self, version: int) -> Tensors:
-        loaded = self._snapshots.load(version)
-        return loaded[0] if isinstance(loaded, tuple) else loaded
 
     def _load_previous(self) -> Tensors | None:
         if self.published_version < 0:
@@ -137,10 +134,8 @@ class Publisher:
 
     def _refuse(self, version: int, reason: str, figures: dict[str, float]) -> bool:
         body: dict[str, Any] = {"version": version, "reason": reason, "refused_at": self._clock(), **figures}
-        try:
-            write_json_if_absent(self._store, paths.snapshot_refusal(version), _finite(body))
-        except ObjectExists:
-            pass  # another publisher judged it too
+        with contextlib.suppress(ObjectExists):  # another publisher may have judged it too
+            write_json_if_absent(self._store, paths.snapshot_refusal(version), finite_or_none(body))
         self.refused_version = version
         self.num_refused += 1
         self._recorder.record(version=version, accepted=0, **figures)
@@ -155,8 +150,3 @@ class Publisher:
             "refused_version": self.refused_version,
             "num_lost_races": self.num_lost_races,
         }
-
-
-def _finite(body: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no infinity."""
-    return {k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in body.items()}

@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tunix_core.storage.shards import ShardRows, content_hash
+from tunix_core.storage.store import ObjectStore
+from tunix_core.storage.trajectory_reader import RowReader
 from tunix_core.types import RowRef, Trajectory
+
+SUCCESS_COMPONENT = "answer"
+"""The reward component that says whether the task was solved, where an environment gives one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,15 +84,54 @@ class Rows:
         )
 
 
-def rows_of(
+def from_shard(shard: str, rows: ShardRows) -> Rows:
+    """The columns of a decoded shard; views where every row is sound."""
+    offsets, tokens = rows.ragged("tokens")
+    answers, rewards = rows.component(SUCCESS_COMPONENT), rows.column("reward")
+    return Rows(
+        shard=shard,
+        index=np.arange(rows.num_rows),
+        trajectory_ids=rows.column("trajectory_id"),
+        episode_ids=rows.column("episode_id"),
+        group_ids=rows.column("group_id"),
+        group_sizes=rows.column("group_size").astype(np.int64),
+        content_hashes=rows.column("content_hash"),
+        offsets=offsets.astype(np.int64),
+        tokens=tokens,
+        loss_mask=_aligned(rows, "loss_mask", offsets),
+        behavior_logprobs=_aligned(rows, "behavior_logprobs", offsets),
+        version_min=rows.column("policy_version_min").astype(np.int64),
+        version_max=rows.column("policy_version_max").astype(np.int64),
+        temperature=rows.column("temperature").astype(np.float32),
+        rewards=rewards.astype(np.float32),
+        successes=(np.where(np.isnan(answers), rewards, answers) >= 1.0).astype(np.float32),
+        faults=rows.faults,
+    )
+
+
+def _aligned(rows: ShardRows, name: str, offsets: np.ndarray) -> np.ndarray:
+    """A per-token column by the offsets of the tokens; rows of another length are faults and become zeros."""
+    own, values = rows.ragged(name)
+    if np.array_equal(own, offsets):
+        return values
+    aligned = np.zeros(int(offsets[-1]), values.dtype)
+    for row in np.flatnonzero(np.diff(own) == np.diff(offsets)):
+        aligned[offsets[row] : offsets[row + 1]] = values[own[row] : own[row + 1]]
+    return aligned
+
+
+def from_trajectories(
     shard: str,
     trajectories: Sequence[Trajectory],
-    content_hashes: Sequence[str],
     *,
     index: Sequence[int] | None = None,
     faults: Mapping[int, str] | None = None,
 ) -> Rows:
-    """From single trajectories: for rows fetched one by one, and for tests. Not for the hot path."""
+    """From single trajectories of one shard: rows that a recovery fetched by reference. Not for the hot path.
+
+    Args:
+        index: their row numbers; 0, 1, 2, … where not given.
+    """
     lengths = np.array([t.num_tokens for t in trajectories], np.int64)
 
     def joined(name: str, dtype: type) -> np.ndarray:
@@ -99,7 +144,10 @@ def rows_of(
         episode_ids=[t.episode_id for t in trajectories],
         group_ids=[t.group_id for t in trajectories],
         group_sizes=np.array([t.group_size for t in trajectories], np.int64),
-        content_hashes=list(content_hashes),
+        content_hashes=[
+            content_hash(t.tokens, t.loss_mask, t.behavior_logprobs, t.token_policy_version, t.reward)
+            for t in trajectories
+        ],
         offsets=np.r_[0, np.cumsum(lengths)].astype(np.int64),
         tokens=joined("tokens", np.int32),
         loss_mask=joined("loss_mask", np.bool_),
@@ -108,11 +156,21 @@ def rows_of(
         version_max=np.array([t.policy_version_max for t in trajectories], np.int64),
         temperature=np.array([t.temperature for t in trajectories], np.float32),
         rewards=np.array([t.reward for t in trajectories], np.float32),
-        successes=np.array([success_of(t) for t in trajectories], np.float32),
+        successes=np.array([_is_success(t) for t in trajectories], np.float32),
         faults=dict(faults or {}),
     )
 
 
-def success_of(trajectory: Trajectory) -> float:
-    """1 where the task was solved: the `answer` component where the environment names one, else a full reward."""
-    return float(trajectory.reward_components.get("answer", trajectory.reward) >= 1.0)
+def _is_success(trajectory: Trajectory) -> bool:
+    return trajectory.reward_components.get(SUCCESS_COMPONENT, trajectory.reward) >= 1.0
+
+
+class RowFetcher:
+    """Rows of one shard by reference, in columns."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._reader = RowReader(store)
+
+    def __call__(self, refs: Sequence[RowRef]) -> Rows:
+        """Raises ObjectMissing or CorruptObject when they cannot be used."""
+        return from_trajectories(refs[0].shard, self._reader.read(refs), index=[ref.row for ref in refs])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tunix_core.data.rows import Rows, rows_of
+from tunix_core.data.rows import Rows, from_trajectories
 from tunix_core.types import Trajectory, Turn
 
 
@@ -74,12 +74,8 @@ def make_group(
     ]
 
 
-def content_hash(trajectory: Trajectory) -> str:
-    return hashlib.sha256(trajectory.tokens.tobytes() + trajectory.token_policy_version.tobytes()).hexdigest()
-
-
 def make_rows(shard: str, trajectories: Sequence[Trajectory], **kwargs) -> Rows:
-    return rows_of(shard, trajectories, [content_hash(t) for t in trajectories], **kwargs)
+    return from_trajectories(shard, trajectories, **kwargs)
 
 
 def centered(rewards: np.ndarray, episodes: Sequence[str]) -> np.ndarray:
