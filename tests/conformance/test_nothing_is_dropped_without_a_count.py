@@ -2,8 +2,8 @@
 
 import math
 
-from tests.tunix_core.data.support import make_group, make_rows, make_trajectory
-from tests.tunix_core.data.test_buffer import make_buffer
+from tests.data.support import make_group, make_rows, make_trajectory
+from tests.data.test_buffer import make_buffer
 from tunix_core.types import LEDGER_CLASSES
 
 

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.tunix_core.data.support import make_group, make_rows
-from tests.tunix_core.data.test_buffer import fetch, make_buffer
+from tests.data.support import make_group, make_rows
+from tests.data.test_buffer import fetch, make_buffer
 from tunix_core.data.buffer import ReplayBuffer, group_state
 from tunix_core.data.rows import Rows
 from tunix_core.types import RowRef

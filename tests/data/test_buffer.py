@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 
-from tests.tunix_core.data.support import centered, make_group, make_rows, make_trajectory
+from tests.data.support import centered, make_group, make_rows, make_trajectory
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.rows import Rows
 from tunix_core.errors import CorruptObject
