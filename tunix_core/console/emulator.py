@@ -54,8 +54,11 @@ def start_fake_gcs(bucket: str = "tunix") -> Emulator:
         port = _free_port()
         url = f"http://127.0.0.1:{port}"
         process = subprocess.Popen(
-            [str(binary), "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
-            + ["-external-url", url, "-public-host", f"127.0.0.1:{port}", "-log-level", "error"],
+            [
+                *(str(binary), "-backend", "memory", "-scheme", "http", "-log-level", "error"),
+                *("-host", "127.0.0.1", "-port", str(port)),
+                *("-external-url", url, "-public-host", f"127.0.0.1:{port}"),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

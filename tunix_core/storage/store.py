@@ -228,9 +228,7 @@ def to_json(value: Mapping[str, Any]) -> bytes:
     try:
         return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False, default=_plain) + "\n").encode()
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"JSON object: {error}; accepted finite numbers, texts, lists and tables of them"
-        ) from error
+        raise DataError(f"JSON object: {error}; accepted finite numbers, texts, lists and tables of them") from error
 
 
 def _plain(value: object) -> object:
