@@ -9,12 +9,10 @@ exited, or its process is gone from this host. Without a supervisor's record, lo
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
+from tunix_core.processes import ProcessIdentity
 from tunix_core.storage.control import Heartbeat, ProcessRecord, read_heartbeats, read_processes
 from tunix_core.storage.store import ObjectStore
 from tunix_core.storage.writers import fence_incarnation
@@ -25,17 +23,15 @@ FENCE_UNSUPERVISED_SECONDS = 60.0
 
 
 def process_is_gone(record: ProcessRecord) -> bool:
-    """Whether a supervisor's record proves that its process runs no longer. A pid counts on its own host and boot only."""
+    """Whether a supervisor's record proves that its process runs no longer; of another host only its word counts."""
     if record.state == "exited":
         return True
-    if record.host != socket.gethostname() or record.pid is None or record.boot_id != _boot_id():
+    if record.pid is None or record.pid_start is None:
         return False
-    return not Path(f"/proc/{record.pid}").exists() if os.path.isdir("/proc/self") else False
-
-
-def _boot_id() -> str:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else ""
+    identity = ProcessIdentity(
+        host=record.host, boot_id=record.boot_id, pid=record.pid, pid_start=int(record.pid_start)
+    )
+    return identity.is_local and not identity.is_alive()
 
 
 class Liveness:
@@ -85,9 +81,7 @@ class Liveness:
         later = list(writers)[list(writers).index(name) + 1 :]
         return any(writers[other] == writers[name] and self._changed[other][0] > 0 for other in later)
 
-    def _is_dead(
-        self, name: str, actor_id: str, silence_seconds: float, records: Mapping[str, ProcessRecord]
-    ) -> bool:
+    def _is_dead(self, name: str, actor_id: str, silence_seconds: float, records: Mapping[str, ProcessRecord]) -> bool:
         process = self._process.get(name) or next((p for p in records if p.replace("-", "_") == actor_id), None)
         record = records.get(process) if process else None
         if record is None:

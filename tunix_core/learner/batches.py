@@ -53,9 +53,7 @@ def assemble(groups: Sequence[Group], clock: int, counts: Sequence[int], window_
     return _build(groups, clock, layout, num_windows, window_tokens)
 
 
-def _build(
-    groups: Sequence[Group], clock: int, layout: Layout, num_windows: int, window_tokens: int
-) -> HostBatch:
+def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int, window_tokens: int) -> HostBatch:
     def joined(name: str) -> np.ndarray:
         return np.concatenate([getattr(g.rows, name) for g in groups])
 

@@ -47,7 +47,7 @@ def save(store: ObjectStore, checkpoint: Checkpoint, *, incarnation: str) -> Non
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
             checkpointer.save(folder / "state", dict(checkpoint.state))
-        np.savez(folder / "seen.npz", **checkpoint.seen)
+        np.savez(folder / "seen.npz", allow_pickle=False, **checkpoint.seen)
         (folder / "buffer.json").write_text(json.dumps(dict(checkpoint.buffer)))
         metadata = {
             "format": _FORMAT,
@@ -77,9 +77,7 @@ def load(store: ObjectStore, clock: int) -> Checkpoint:
         with np.load(folder / "seen.npz", allow_pickle=False) as archive:
             seen = dict(archive)
         buffer = json.loads((folder / "buffer.json").read_text())
-        return Checkpoint(
-            clock=clock, state=state, buffer=buffer, seen=seen, totals=metadata["totals"]
-        )
+        return Checkpoint(clock=clock, state=state, buffer=buffer, seen=seen, totals=metadata["totals"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

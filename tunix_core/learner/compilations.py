@@ -20,11 +20,11 @@ class CompilationCounter:
         self.seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event: str, duration: float, **_: Any) -> None:
+    def _listen(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == _EVENT:
             with self._lock:
                 self._count += 1
-                self.seconds += duration
+                self.seconds += duration_secs
 
     def warmed_up(self) -> None:
         """From here on compilations are faults."""
