@@ -8,6 +8,7 @@ beside it and skipped; actors go on with the last good policy.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,8 +17,10 @@ import numpy as np
 
 from tunix_core import paths
 from tunix_core.config import RunConfig, SyncConfig, config_to_dict
+from tunix_core.data.rounds import run_rounds
 from tunix_core.errors import CorruptObject, ObjectExists, ObjectMissing, VersionConflict
 from tunix_core.metrics import MetricRecorder
+from tunix_core.storage.metrics_files import MetricFiles
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.snapshots import SnapshotStore
 from tunix_core.storage.store import ObjectStore, finite_or_none, write_json_if_absent
@@ -69,25 +72,22 @@ class Publisher:
     """
 
     def __init__(
-        self, store: ObjectStore, config: RunConfig, *, publisher: str, clock: Callable[[], float] = time.time
-    ):
+        self, store: ObjectStore, config: RunConfig, *, process: str, clock: Callable[[], float] = time.time
+    ) -> None:
         self._store = store
         self._config = config
-        self._publisher = publisher
+        self._process = process
         self._clock = clock
         self._policies = PolicyStore(store)
         self._snapshots = SnapshotStore(store)
-        self._recorder = MetricRecorder("sync_weights")
+        self.recorder = MetricRecorder(process)
         self._previous: tuple[int, Tensors] | None = None
         self.num_published = 0
         self.num_refused = 0
         self.num_lost_races = 0
         self.published_version = -1
         self.refused_version = -1
-
-    @property
-    def recorder(self) -> MetricRecorder:
-        return self._recorder
+        self.refusal = ""
 
     def publish_newest(self) -> bool:
         """One attempt; True when a version was published."""
@@ -113,7 +113,7 @@ class Publisher:
                 dict(tensors),
                 config=config_to_dict(self._config)["model"],
                 parent=self.published_version if self.published_version >= 0 else None,
-                publisher=self._publisher,
+                publisher=self._process,
                 gate=figures,
             )
         except (ObjectExists, VersionConflict):
@@ -122,7 +122,7 @@ class Publisher:
         self._previous = (version, tensors)
         self.published_version = version
         self.num_published += 1
-        self._recorder.record(version=version, accepted=1, publish_seconds=self._clock() - started, **figures)
+        self.recorder.record(version=version, accepted=1, publish_seconds=self._clock() - started, **figures)
         return True
 
     def _load_previous(self) -> Tensors | None:
@@ -136,9 +136,9 @@ class Publisher:
         body: dict[str, Any] = {"version": version, "reason": reason, "refused_at": self._clock(), **figures}
         with contextlib.suppress(ObjectExists):  # another publisher may have judged it too
             write_json_if_absent(self._store, paths.snapshot_refusal(version), finite_or_none(body))
-        self.refused_version = version
+        self.refused_version, self.refusal = version, reason
         self.num_refused += 1
-        self._recorder.record(version=version, accepted=0, **figures)
+        self.recorder.record(version=version, accepted=0, **figures)
         return False
 
     def progress(self) -> dict[str, Any]:
@@ -148,5 +148,36 @@ class Publisher:
             "num_published": self.num_published,
             "num_refused": self.num_refused,
             "refused_version": self.refused_version,
+            "refusal": self.refusal,
             "num_lost_races": self.num_lost_races,
         }
+
+
+def publish_until_stopped(
+    store: ObjectStore,
+    config: RunConfig,
+    *,
+    process: str,
+    incarnation: str,
+    interrupted: threading.Event,
+    log: Callable[[str], None],
+) -> None:
+    """The whole process: rounds until the run ends, one of them after its end."""
+    publisher = Publisher(store, config, process=process)
+
+    def publish() -> None:
+        refused = publisher.num_refused
+        if publisher.publish_newest():
+            log(f"published policy version {publisher.published_version}")
+        elif publisher.num_refused > refused:
+            log(f"refused snapshot {publisher.refused_version}: {publisher.refusal}")
+
+    run_rounds(
+        store,
+        publish,
+        interval_seconds=config.sync.interval_seconds,
+        process=process,
+        metrics=MetricFiles(store, publisher.recorder, incarnation=incarnation),
+        progress=lambda: {"incarnation": incarnation, **publisher.progress()},
+        interrupted=interrupted,
+    )

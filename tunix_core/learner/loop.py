@@ -40,6 +40,7 @@ from tunix_core.storage.store import ObjectStore
 _WAIT_SECONDS = 0.1
 _SNAPSHOT_WHILE_WAITING_SECONDS = 1.0
 _MIN_BATCHES_IN_BUFFER = 2
+_READ_THE_REST_SECONDS = 5.0
 
 
 class Learner:
@@ -151,6 +152,8 @@ class Learner:
             self._finish()
         finally:
             self._pulse.worker.stop()
+            self._snapshots.abandon()
+            self._checkpoints.abandon()
 
     def _warm_up(self) -> None:
         started = time.monotonic()
@@ -336,6 +339,8 @@ class Learner:
         """Flush everything, and close the run if all its steps are done."""
         done = self.clock >= self._config.learner.num_steps
         self._pulse.num_groups_in_step = 0
+        if done and self._checkpoint_clock < self.clock:
+            self._read_the_rest()
         if done:
             self._buffer.finish()
             self._pulse.state = "finished"
@@ -354,6 +359,13 @@ class Learner:
             request_stop(self._store, reason="completed", source=self._process, failed=False)
         elif read_stop(self._store) is None:
             raise Interrupted(f"learner: interrupted at clock {self.clock}; the next attempt goes on from there")
+
+    def _read_the_rest(self) -> None:
+        """What is there when the last step is done belongs into the ledger; what comes later was never read."""
+        ingestion = Ingestion(self._store, self._buffer, vocab_size=self._config.model.vocab_size)
+        deadline = time.monotonic() + _READ_THE_REST_SECONDS
+        while ingestion.poll() and time.monotonic() < deadline:
+            pass
 
     def _record(self, host: HostBatch, values: Mapping[str, float], **timing: Any) -> None:
         row = step_row(

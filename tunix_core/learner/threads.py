@@ -87,6 +87,10 @@ class LatestJob:
         self._worker.stop()
         self._worker.check()
 
+    def abandon(self) -> None:
+        """End the thread without waiting: what is being written is finished while the process lasts."""
+        self._worker.stopping.set()
+
     def _run(self, stop: threading.Event) -> None:
         while True:
             with self._condition:
