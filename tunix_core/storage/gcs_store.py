@@ -11,6 +11,7 @@ nonce was read, a compare-and-swap reports a conflict although it took effect fo
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -31,6 +32,13 @@ _NUM_ATTEMPTS = 3
 """On top of gcsfs's own six, for what those do not cover (time-outs, dropped connections)."""
 _PAGE = 1000
 _FAILURES = (OSError, HttpError, requests.RequestException, aiohttp.ClientError, TimeoutError, ValueError)
+
+
+class _Body(io.BytesIO):
+    """A request's body (aiohttp sends bytes above 1 MiB only with a warning); a retry needs it open."""
+
+    def close(self) -> None:
+        self.seek(0)
 
 
 class GcsStore:
@@ -137,7 +145,7 @@ class GcsStore:
                 self._bucket,
                 uploadType="multipart",
                 headers={"Content-Type": f'multipart/related; boundary="{nonce}"'},
-                data=body + data + f"\r\n--{nonce}--\r\n".encode(),
+                data=_Body(body + data + f"\r\n--{nonce}--\r\n".encode()),
                 json_out=True,
                 **condition,
             )

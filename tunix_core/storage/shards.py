@@ -181,7 +181,8 @@ class ShardRows:
         self._arrays: dict[str, pa.Array] = {name: _one_chunk(table.column(name)) for name in SCHEMA.names}
         self._columns: dict[str, np.ndarray] = {}
         self._lists: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        self._turns: list[Turn] | None = None
+        self._turns: tuple[list[int], list[Turn]] | None = None
+        self._components: tuple[list[int], list[tuple[str, float]]] | None = None
         self.faults: dict[int, str] = _find_faults(self, vocab_size)
         """Row -> why it must not be used."""
 
@@ -223,21 +224,26 @@ class ShardRows:
         for name in _TRAJECTORY_SCALARS:
             scalar = self.column(name)[row]
             values[name] = scalar.item() if isinstance(scalar, np.generic) else scalar
-        return Trajectory(**values, turns=self._row_turns(row), reward_components=self._components(row))
+        return Trajectory(**values, turns=self._row_turns(row), reward_components=self._row_components(row))
 
     def _row_turns(self, row: int) -> list[Turn]:
-        array = self._arrays["turns"]
         if self._turns is None:
             # a handful of turns per row, made once per shard and only where rows become values
+            array = self._arrays["turns"]
             fields = [array.values.field(index).to_pylist() for index in range(_TURN.num_fields)]
             names = [field.name for field in _TURN]
-            self._turns = [Turn(**dict(zip(names, values, strict=True))) for values in zip(*fields, strict=True)]
-        return self._turns[array.offsets[row].as_py() : array.offsets[row + 1].as_py()]
+            turns = [Turn(**dict(zip(names, values, strict=True))) for values in zip(*fields, strict=True)]
+            self._turns = (array.offsets.to_pylist(), turns)
+        offsets, turns = self._turns
+        return turns[offsets[row] : offsets[row + 1]]
 
-    def _components(self, row: int) -> dict[str, float]:
-        array = self._arrays["reward_components"]
-        span = slice(array.offsets[row].as_py(), array.offsets[row + 1].as_py())
-        return dict(zip(array.keys[span].to_pylist(), array.items[span].to_pylist(), strict=True))
+    def _row_components(self, row: int) -> dict[str, float]:
+        if self._components is None:
+            array = self._arrays["reward_components"]
+            items = list(zip(array.keys.to_pylist(), array.items.to_pylist(), strict=True))
+            self._components = (array.offsets.to_pylist(), items)
+        offsets, items = self._components
+        return dict(items[offsets[row] : offsets[row + 1]])
 
 
 _TRAJECTORY_SCALARS = tuple(
