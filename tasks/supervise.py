@@ -4,8 +4,9 @@ It starts the program (or `--replicas` of them), keeps the process's record fres
 log, obeys the run's stop object and leaves the exit code behind. Airflow reads all that from the
 run directory and may come and go meanwhile.
 
-The children die with the supervisor, even when it is killed. Each gets `--process NAME --attempt N`
-appended, a replica of a pool NAME-0, NAME-1, …. The main thread handles processes only; what
+The children die with the supervisor, even when it is killed. `{process}` and `{attempt}` in their
+command are filled in, a replica of a pool being NAME-0, NAME-1, …; a command without them gets
+`--process NAME --attempt N` at its end. The main thread handles processes only; what
 touches the store runs in a thread of its own, so that a store that hangs delays no signal.
 """
 
@@ -210,8 +211,14 @@ class Supervisor:
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         self._signalled = True
 
+    def _arguments(self, child: Child) -> list[str]:
+        values = {"{process}": child.name, "{attempt}": str(self._record.attempt)}
+        if not values.keys() & set(self.options.command):
+            return [*self.options.command, "--process", child.name, "--attempt", str(self._record.attempt)]
+        return [values.get(word, word) for word in self.options.command]
+
     def _start(self, child: Child) -> None:
-        arguments = [*self.options.command, "--process", child.name, "--attempt", str(self._record.attempt)]
+        arguments = self._arguments(child)
         with self._logs[child.name].open() as output:
             child.process = subprocess.Popen(
                 [sys.executable, "-S", "-E", "-c", _DIE_WITH_PARENT, str(os.getpid()), *arguments],
