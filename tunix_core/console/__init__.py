@@ -1,0 +1,1 @@
+"""What a person runs: the command line, the demo, the live view, the report, the local service."""
