@@ -20,8 +20,8 @@ from tunix_core.config import ActorConfig, ModelConfig
 from tunix_core.models import decoder
 from tunix_core.tokenizer import ByteTokenizer
 
-Params = Any
-Cache = Any
+Params = decoder.Params
+Cache = decoder.Cache
 
 
 class Executables:
@@ -30,14 +30,14 @@ class Executables:
     N slots, S context tokens, R prefill rows, C prefill tokens, A rows of a decode, K decode steps.
     """
 
-    def __init__(self, model: ModelConfig, actor: ActorConfig, params: Params, *, greedy: bool) -> None:
+    def __init__(
+        self, model: ModelConfig, actor: ActorConfig, params: Params, cache: Cache, *, greedy: bool
+    ) -> None:
         self._model = model
         self._greedy = greedy
         self._num_steps = actor.decode_steps
-        self._slot_axes = _slot_axes(model, actor.context_tokens)
         self.decode_sizes = _decode_sizes(actor.num_slots)
-        shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), params)
-        cache = jax.eval_shape(lambda: decoder.init_cache(model, actor.num_slots, actor.context_tokens))
+        shape, cache = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, cache))
         rows, chunk = actor.prefill_rows, actor.prefill_tokens
         self.extend = _compile(
             self._extend,
@@ -89,14 +89,9 @@ class Executables:
     def _decode_rows(
         self, params: Params, cache: Cache, slots: jax.Array, *rows: jax.Array
     ) -> tuple[Cache, jax.Array, jax.Array, jax.Array]:
-        part = jax.tree.map(lambda leaf, axis: jnp.take(leaf, slots, axis=axis), cache, self._slot_axes)
+        part = jax.tree.map(lambda leaf: leaf[slots], cache)
         part, *drawn = self._decode_all(params, part, slots, *rows)
-        cache = jax.tree.map(
-            lambda leaf, new, axis: leaf.at[(slice(None),) * axis + (slots,)].set(new, unique_indices=True),
-            cache,
-            part,
-            self._slot_axes,
-        )
+        cache = jax.tree.map(lambda leaf, new: leaf.at[slots].set(new, unique_indices=True), cache, part)
         return (cache, *drawn)  # type: ignore[return-value]  # three arrays by construction
 
     def _decode_all(
@@ -158,14 +153,9 @@ def _decode_sizes(num_slots: int) -> tuple[int, ...]:
     return tuple(sorted({num_slots // 4, num_slots // 2, num_slots})) if num_slots >= 32 else (num_slots,)
 
 
-def _slot_axes(model: ModelConfig, context_tokens: int) -> Any:
-    """Tree like the cache: which axis of each leaf counts slots."""
-
-    def axis(one: jax.ShapeDtypeStruct, three: jax.ShapeDtypeStruct) -> int:
-        return next(i for i, (a, b) in enumerate(zip(one.shape, three.shape, strict=True)) if a != b)
-
-    return jax.tree.map(
-        axis,
-        jax.eval_shape(lambda: decoder.init_cache(model, 1, context_tokens)),
-        jax.eval_shape(lambda: decoder.init_cache(model, 3, context_tokens)),
-    )
+def device_parameters(params: Params) -> Params:
+    """Weights on the device in the form the executables take; compiles nothing, may run in any thread."""
+    if isinstance(params["blocks"], tuple):
+        return params
+    on_host = jax.tree.map(np.asarray, params)
+    return jax.block_until_ready(jax.device_put(decoder.serving_parameters(on_host)))

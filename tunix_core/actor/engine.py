@@ -14,12 +14,11 @@ older version is read after a swap, and every token carries the version that dre
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from tunix_core.actor.dispatch import Executables, Params
+from tunix_core.actor.dispatch import Executables, Params, device_parameters
 from tunix_core.config import ActorConfig, ModelConfig
 from tunix_core.models import decoder
 from tunix_core.tokenizer import ByteTokenizer
@@ -73,9 +72,9 @@ class Engine:
         num_slots, context = actor.num_slots, actor.context_tokens
         self._actor = actor
         self.context_tokens = context
-        self._executables = Executables(model, actor, params, greedy=greedy)
-        self._cache = jax.block_until_ready(jax.jit(lambda: decoder.init_cache(model, num_slots, context))())
-        self._resident: dict[int, Params] = {version: jax.device_put(params)}
+        self._cache = decoder.init_cache(model, num_slots, context)
+        self._resident: dict[int, Params] = {version: device_parameters(params)}
+        self._executables = Executables(model, actor, self._resident[version], self._cache, greedy=greedy)
         self.version = version
         """Version that turns start with."""
         self.counters = EngineCounters()
@@ -162,12 +161,12 @@ class Engine:
         """Make `version` the one that turns start with.
 
         Args:
-            params: its weights, shaped as before.
+            params: its weights, shaped as before; cheapest when `device_parameters` made them.
             version: above the present one.
         """
         assert self.can_swap(), "swap while an older version still speaks"
         started = time.perf_counter()
-        self._resident[version] = jax.device_put(params)
+        self._resident[version] = device_parameters(params)
         self.version = version
         if self._actor.swap_policy == "immediate":
             self._state[self._state == DECODE] = PREFILL
@@ -307,7 +306,3 @@ def _padded(rows: np.ndarray, num_rows: int, fill: float = 0) -> np.ndarray:
     out[: len(rows)] = rows
     return out
 
-
-def device_parameters(params: Any) -> Any:
-    """Weights on the device, ready for `Engine.swap`; may run in another thread."""
-    return jax.block_until_ready(jax.device_put(params))

@@ -63,11 +63,13 @@ class Evaluator:
             name: distinguishes the samples of one call from those of another.
         """
         self._engine.swap(params, self._engine.version + 1 if version is None else version)
-        return asyncio.run(self._run(list(task_seeds), name))
-
-    async def _run(self, task_seeds: list[int], name: str) -> Rollouts:
-        config = self._config
         outcomes: dict[int, Outcome] = {}
+        # Nothing is returned through asyncio.run: on its way out it formats the result as text.
+        asyncio.run(self._run(list(task_seeds), name, outcomes))
+        return _collect([outcomes[i] for i in range(len(outcomes))])
+
+    async def _run(self, task_seeds: list[int], name: str, outcomes: dict[int, Outcome]) -> None:
+        config = self._config
         identity = Identity(
             actor_id="evaluator",
             incarnation="0",
@@ -97,7 +99,6 @@ class Evaluator:
             while waiting and scheduler.num_free:
                 scheduler.start(waiting.pop())
             await scheduler.step(1.0)
-        return _collect([outcomes[i] for i in range(len(specs))])
 
 
 def rollout_greedy(params: Any, config: RunConfig, task_seeds: Sequence[int], *, sample: bool = False) -> Rollouts:
