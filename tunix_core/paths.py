@@ -8,6 +8,7 @@ the order of versions.
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import re
 from typing import NamedTuple
 
@@ -18,6 +19,10 @@ STOP = "control/stop.json"
 LEARNER_SIGNAL = "control/learner.json"
 CURRENT_POLICY = "policies/CURRENT.json"
 MANIFEST = "MANIFEST.json"
+RETIRED = "RETIRED.json"
+"""In the folder of a multi-file object: first half of its deletion; the second comes after a grace."""
+FINISHED_BLOCKS = "tasks/FINISHED.json"
+"""How many of the first task blocks are finished; where a new claimant starts to look."""
 
 TRAJECTORIES = "trajectories/"
 TASKS = "tasks/"
@@ -37,7 +42,7 @@ REPORTS = "reports/"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.\-]{0,126}[a-z0-9])?")
 _SHARD = re.compile(
     r"trajectories/date=(?P<date>\d{4}-\d{2}-\d{2})/hour=(?P<hour>\d{2})/"
-    r"(?P<actor>[a-z0-9_.]+)-(?P<incarnation>[a-z0-9]+)-(?P<sequence>\d{8})\.parquet"
+    r"(?P<actor>[a-z0-9_.\-]+)-(?P<incarnation>[a-z0-9]+)-(?P<sequence>\d{8})\.parquet"
 )
 
 
@@ -58,8 +63,14 @@ def name(field: str, value: str) -> str:
 
 
 def run_name(dag_id: str, run_id: str) -> str:
-    """A key component for an Airflow run: its id contains `:` and `+`, which keys do not."""
-    return name("run_id", re.sub(r"[^a-z0-9]+", "-", f"{dag_id}-{run_id}".lower()).strip("-")[:128].rstrip("-"))
+    """A key component for an Airflow run.
+
+    An Airflow run id contains `:` and `+`, which keys do not; a digest keeps ids apart that differ
+    only in what is replaced or cut.
+    """
+    digest = hashlib.sha256(f"{dag_id}/{run_id}".encode()).hexdigest()[:8]
+    readable = re.sub(r"[^a-z0-9]+", "-", f"{dag_id}-{run_id}".lower()).strip("-")[:100].strip("-")
+    return name("run_id", f"{readable}-{digest}")
 
 
 class ShardName(NamedTuple):

@@ -1,1 +1,1 @@
-"""What a person sees of a run: terminal, report, and the Airflow service under it."""
+"""What a person runs: the command line, the demo, the live view, the report, the local service."""

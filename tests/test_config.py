@@ -1,0 +1,84 @@
+"""Configuration: bad input names field, value, accepted range and remedy; a resolved config round-trips."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tunix_core import config as c
+from tunix_core.errors import ConfigError
+
+
+@pytest.mark.parametrize("recipe", c.recipe_names())
+def test_recipe_resolves_and_round_trips(recipe: str) -> None:
+    resolved = c.load_recipe(recipe)
+    values = json.loads(json.dumps(c.config_to_dict(resolved)))
+    assert c.config_from_dict(values) == resolved
+    assert set(values) == {f.name for f in dataclasses.fields(c.RunConfig)}
+
+
+def test_overrides_reach_nested_and_top_level_fields() -> None:
+    overrides = c.parse_overrides(
+        ["learner.num_steps=7", "seed=3", "launcher.learner_cpus=[1]", "environment.name=calculator"]
+    )
+    resolved = c.load_recipe("lookup", overrides)
+    assert (resolved.learner.num_steps, resolved.seed) == (7, 3)
+    assert resolved.launcher.learner_cpus == (1,)
+    assert resolved.environment.name == "calculator"
+
+
+def test_toml_file_is_a_recipe(tmp_path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[algorithm]\ngroup_size = 4\n")
+    resolved = c.load_recipe(str(path))
+    assert resolved.recipe == "mine"
+    assert resolved.batch_trajectories == resolved.learner.groups_per_batch * 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        ({"learner.num_step": 7}, "learner.num_step"),
+        ({"nothing.at_all": 7}, "nothing"),
+        ({"learner.num_steps": "many"}, "learner.num_steps"),
+        ({"learner.num_steps": True}, "learner.num_steps"),
+        ({"learner.num_steps": 0}, "learner.num_steps"),
+        ({"seed.deep": 1}, "seed"),
+        ({"environment.name": "chess"}, "environment.name"),
+        ({"launcher.learner_cpus": 1}, "launcher.learner_cpus"),
+        ({"launcher.learner_cpus": [-1]}, "launcher.learner_cpus"),
+        ({"model.num_kv_heads": 3}, "model.num_kv_heads"),
+        ({"mesh.tensor": 2}, "mesh.tensor"),
+        ({"actor.swap_policy": "finish"}, "actor.swap_policy"),
+        ({"staleness.max_staleness": 2, "learner.snapshot_interval_steps": 3}, "learner.snapshot_interval_steps"),
+        ({"staleness.max_staleness": 0, "learner.snapshot_interval_steps": 2}, "learner.snapshot_interval_steps"),
+        ({"algorithm.group_size": 999}, "actor.num_slots"),
+        ({"actor.context_tokens": 4096}, "actor.context_tokens"),
+        ({"actor.min_actors": 99}, "actor.min_actors"),
+    ],
+)
+def test_bad_values_are_refused_by_field(overrides: dict, field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        c.load_recipe("lookup", overrides)
+    assert caught.value.field == field
+    message = str(caught.value)
+    assert "received" in message
+    assert "accepted" in message
+
+
+def test_unknown_recipe_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="lookup"):
+        c.load_recipe("nonesuch")
+
+
+def test_malformed_toml_is_a_config_error(tmp_path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text("[algorithm\n")
+    with pytest.raises(ConfigError, match="valid TOML"):
+        c.load_recipe(str(path))
+
+
+@pytest.mark.parametrize("pair", ["no-separator", "=3"])
+def test_malformed_override_is_refused(pair: str) -> None:
+    with pytest.raises(ConfigError, match=r"section\.field=value"):
+        c.parse_overrides([pair])

@@ -1,0 +1,134 @@
+"""Checkpoints, `checkpoints/<clock>/`: a local directory (Orbax wrote it) uploaded as one object.
+
+Deletion has two phases: `retire` marks it and takes it out of `clocks()`; `delete_retired` removes what
+was marked long enough ago, after looking again that nothing protects it. A reader that chose a checkpoint
+just before it was retired has the grace to finish.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from tunix_core import paths
+from tunix_core.errors import CorruptObject, DataError, ObjectExists
+from tunix_core.storage import multifile
+from tunix_core.storage.store import ObjectStore, read_json_or_none, write_json_if_absent
+
+
+class CheckpointStore:
+    """Uploads, verifies, restores and retires checkpoints of one run."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def upload(
+        self, clock: int, local_dir: str | os.PathLike[str], *, metadata: dict[str, Any], incarnation: str
+    ) -> None:
+        """Upload every file of `local_dir`, then the manifest with `metadata` (JSON).
+
+        A checkpoint of that clock that is complete already is left alone: the state at a clock is the
+        same whoever computes it.
+
+        Raises:
+            DataError: an empty or missing directory, or metadata that is no JSON.
+        """
+        folder = paths.checkpoint(clock)
+        if self._store.exists(folder + paths.MANIFEST):
+            return
+        attempt = multifile.attempt_name(incarnation)
+        entries = multifile.put_files(self._store, folder, attempt, _local_files(Path(local_dir)))
+        if not entries:
+            raise DataError(f"checkpoint {clock}: received no files in {os.fspath(local_dir)!r}, accepted at least one")
+        fields = {"clock": clock, "incarnation": incarnation, "metadata": metadata}
+        try:
+            multifile.put_manifest(self._store, folder, attempt, entries, fields)
+        except ObjectExists:
+            return
+
+    def download(self, clock: int, local_dir: str | os.PathLike[str]) -> dict[str, Any]:
+        """Restore the directory; returns the metadata.
+
+        Raises:
+            ObjectMissing: no complete checkpoint of that clock.
+            CorruptObject: a file that differs from the manifest, or a name that leads out of the directory.
+        """
+        manifest = self.manifest(clock)
+        root = Path(local_dir)
+        for name in manifest["files"]:
+            pure = PurePosixPath(name)
+            if pure.is_absolute() or ".." in pure.parts or "\0" in name:
+                raise CorruptObject(f"checkpoint {clock}: file name {name!r} leads out of the directory")
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(multifile.read_file(self._store, manifest, name))
+        return dict(manifest["metadata"])
+
+    def manifest(self, clock: int) -> dict[str, Any]:
+        """Raises ObjectMissing when the checkpoint is not complete."""
+        manifest = multifile.read_manifest(self._store, paths.checkpoint(clock))
+        if manifest.get("clock") != clock or not isinstance(manifest.get("metadata"), dict):
+            raise CorruptObject(f"{paths.checkpoint(clock)}: its manifest is of clock {manifest.get('clock')!r}")
+        return manifest
+
+    def metadata(self, clock: int) -> dict[str, Any]:
+        """What was uploaded beside the files: cursors, ledger, references."""
+        return dict(self.manifest(clock)["metadata"])
+
+    def clocks(self) -> list[int]:
+        """Complete checkpoints that are not retired, ascending."""
+        return multifile.complete_versions(self._store, paths.CHECKPOINTS)
+
+    def verify(self, clock: int) -> int:
+        """Read every file against its SHA-256; returns the bytes read.
+
+        Raises:
+            ObjectMissing, CorruptObject: it could not be restored.
+        """
+        manifest = self.manifest(clock)
+        return sum(len(multifile.read_file(self._store, manifest, name)) for name in manifest["files"])
+
+    def retire(self, clock: int, *, reason: str) -> None:
+        """First half of deletion; fine to repeat (the first mark's time counts)."""
+        mark = {"clock": clock, "reason": reason, "retired_at": time.time()}
+        try:
+            write_json_if_absent(self._store, paths.checkpoint(clock) + paths.RETIRED, mark)
+        except ObjectExists:
+            return
+
+    def retired(self) -> dict[int, float]:
+        """Clock -> when it was retired (seconds since the epoch), for those not deleted yet."""
+        found: dict[int, float] = {}
+        for key in self._store.list_after(paths.CHECKPOINTS):
+            if key.endswith("/" + paths.RETIRED):
+                mark = read_json_or_none(self._store, key)
+                if mark is not None:
+                    found[paths.version_of(key)] = float(mark["retired_at"])
+        return found
+
+    def delete_retired(
+        self, *, grace_seconds: float, protected: Collection[int] = (), now: float | None = None
+    ) -> list[int]:
+        """Second half: delete what was retired at least `grace_seconds` ago; returns the clocks deleted.
+
+        Args:
+            protected: clocks that something refers to by now; kept, whatever their mark says.
+
+        Where no unretired complete checkpoint exists, nothing is deleted: the last way back stays.
+        """
+        moment = time.time() if now is None else now
+        due = [c for c, marked in self.retired().items() if moment - marked >= grace_seconds and c not in protected]
+        if not due or not self.clocks():
+            return []
+        for clock in sorted(due):
+            multifile.delete_object(self._store, paths.checkpoint(clock))
+        return sorted(due)
+
+
+def _local_files(root: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            yield path.relative_to(root).as_posix(), path.read_bytes()

@@ -1,0 +1,60 @@
+"""`run.json`: a run's resolved configuration, written once and the only one its processes read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tunix_core import paths
+from tunix_core.config import RunConfig, config_from_dict, config_to_dict
+from tunix_core.errors import ConfigError, CorruptObject, ObjectExists
+from tunix_core.storage.store import ObjectStore, from_json, read_json, to_json
+
+_FORMAT = 1
+
+
+def create_run(store: ObjectStore, config: RunConfig, *, run_id: str, extra: Mapping[str, Any] | None = None) -> None:
+    """Write `run.json`; the same run again is fine.
+
+    Args:
+        run_id: names the run to people and to Airflow.
+        extra: what else belongs to the run (JSON): the reference's digest, the DAG run, versions.
+
+    Raises:
+        ConfigError: the directory holds a run with another id, configuration or extra.
+    """
+    content = {"format": _FORMAT, "run_id": run_id, "config": config_to_dict(config), "extra": dict(extra or {})}
+    content = from_json(paths.RUN, to_json(content))
+    try:
+        store.put_if_absent(paths.RUN, to_json({**content, "created_at": time.time()}))
+    except ObjectExists:
+        found = read_json(store, paths.RUN)
+        found.pop("created_at", None)
+        if found != content:
+            differing = sorted(name for name in content if found.get(name) != content[name])
+            raise ConfigError(
+                "run directory",
+                store.uri,
+                f"an empty one, or the same run again; its {', '.join(differing)} differ",
+                "Choose another run URI.",
+            ) from None
+
+
+def read_run(store: ObjectStore) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration, and `extra` with `run_id` and `created_at` beside it.
+
+    Raises:
+        ObjectMissing: no run there.
+        CorruptObject: not a `run.json` of this release.
+        ConfigError: a configuration that this release refuses.
+    """
+    value = read_json(store, paths.RUN)
+    if value.get("format") != _FORMAT:
+        raise CorruptObject(f"{paths.RUN}: received format {value.get('format')!r}, accepted {_FORMAT}")
+    try:
+        details = {**value["extra"], "run_id": value["run_id"], "created_at": value["created_at"]}
+        config = value["config"]
+    except (KeyError, TypeError) as error:
+        raise CorruptObject(f"{paths.RUN}: missing {error}") from error
+    return config_from_dict(config), details

@@ -1,0 +1,325 @@
+"""Reads every shard of every writer exactly once, by name, from a cursor that is a JSON value.
+
+One cursor per incarnation: its next sequence number and its hour. A poll lists, per live writer, only
+the names after the cursor in the cursor's hour; the announcement is read again only when the hour
+may have changed. Closed writers cost nothing. So a poll's cost grows with new shards and live
+writers, never with history.
+
+A missing number below a seen one cannot happen while writers and store keep their promises. It is an
+alarm, and that writer waits there: skipping it would lose data silently.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tunix_core import paths
+from tunix_core.errors import ConfigError, CorruptObject, ObjectMissing
+from tunix_core.storage.shards import ShardRows, decode
+from tunix_core.storage.store import ObjectStore, map_requests
+from tunix_core.storage.writers import WriterRecord, incarnation_milliseconds, read_writer
+from tunix_core.types import RowRef, Trajectory
+
+_STATE_FORMAT = 1
+_CLOCK_SKEW_SECONDS = 120.0
+_IDLE_POLLS_PER_CHECK = 16
+"""How often an idle writer's announcement is read although no new hour is due (clocks jump)."""
+_ONE_LISTING = 1000
+"""Writers that one listing request returns; beyond them only recent ids are looked at …"""
+_POLLS_PER_FULL_LISTING = 64
+"""… except once in so many polls."""
+_DISCOVERY_OVERLAP_MILLISECONDS = 3_600_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardRead:
+    """One shard, read. Either `rows` or `fault` is set."""
+
+    key: str
+    num_bytes: int
+    incarnation: str
+    sequence: int
+    rows: ShardRows | None = None
+    fault: str | None = None
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Cursor:
+    actor_id: str
+    created_at: float
+    next_sequence: int = 0
+    hour: str = ""
+    closed: bool = False
+
+
+class TrajectoryReader:
+    """`poll` returns what is new; `state` is what a checkpoint keeps of it."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        state: Mapping[str, Any] | None = None,
+        *,
+        vocab_size: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        Args:
+            state: an earlier reader's `state()`; None starts at the beginning.
+            vocab_size: tokens outside it make a row faulty.
+            clock: seconds since the epoch; only decides when an idle writer may have a new hour.
+
+        Raises:
+            ConfigError: a state of another format.
+        """
+        if state is not None and state.get("format") != _STATE_FORMAT:
+            raise ConfigError("reader state", state.get("format"), f"format {_STATE_FORMAT}", "Use this release's.")
+        self._store = store
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._cursors = {name: _Cursor(**value) for name, value in (state["cursors"] if state else {}).items()}
+        self._idle_polls: collections.Counter[str] = collections.Counter()
+        self._num_polls = 0
+        self._turn = 0
+        self._alarms: dict[str, str] = {}
+
+    def state(self) -> dict[str, Any]:
+        """JSON: a cursor per incarnation. A reader made from it continues behind what `poll` returned."""
+        cursors = {name: dataclasses.asdict(cursor) for name, cursor in sorted(self._cursors.items())}
+        return {"format": _STATE_FORMAT, "cursors": cursors}
+
+    def next_sequences(self) -> dict[str, int]:
+        """Incarnation -> how many of its shards have been read, for those not ended."""
+        return {name: self._cursors[name].next_sequence for name in self.live_incarnations()}
+
+    def live_incarnations(self) -> list[str]:
+        """Announced and neither closed nor fenced, in rank order: oldest first."""
+        live = [(cursor.created_at, name) for name, cursor in self._cursors.items() if not cursor.closed]
+        return [name for _, name in sorted(live)]
+
+    def actor_of(self, incarnation: str) -> str:
+        """The actor id of a known incarnation."""
+        return self._cursors[incarnation].actor_id
+
+    @property
+    def alarms(self) -> list[str]:
+        """Holes that stand: a person must look. The writers concerned are not read past them."""
+        return [self._alarms[name] for name in sorted(self._alarms)]
+
+    def poll(self, max_shards: int = 64) -> list[ShardRead]:
+        """Read up to `max_shards` new shards, a fair share of every writer's, each writer's in order.
+
+        Raises:
+            StoreError: nothing of this poll counts; poll again.
+        """
+        cursors = copy.deepcopy(self._cursors)
+        alarms = dict(self._alarms)
+        self._discover(cursors)
+        live = sorted(name for name, cursor in cursors.items() if not cursor.closed)
+        found = map_requests(self._store, lambda name: self._find(name, cursors[name]), live)
+        queues: list[collections.deque[paths.ShardName]] = []
+        for name, (names, alarm) in zip(live, found, strict=True):
+            alarms.pop(name, None)
+            if alarm:
+                alarms[name] = alarm
+            self._idle_polls[name] = 0 if names else self._idle_polls[name] + 1
+            queues.append(collections.deque(names))
+        chosen = _round_robin(queues, max_shards, self._turn)
+        reads = map_requests(self._store, self._read, chosen)
+        kept = _advance(cursors, alarms, chosen, reads)
+        self._cursors, self._alarms = cursors, alarms  # only now: a poll that raised has not happened
+        self._num_polls += 1
+        self._turn += 1
+        return kept
+
+    # --- finding ---
+
+    def _discover(self, cursors: dict[str, _Cursor]) -> None:
+        after = ""
+        if len(cursors) >= _ONE_LISTING and self._num_polls % _POLLS_PER_FULL_LISTING:
+            latest = incarnation_milliseconds(max(cursors))
+            if latest is not None:
+                after = paths.writer(f"{max(0, latest - _DISCOVERY_OVERLAP_MILLISECONDS):011x}")
+        listed = self._store.list_after(paths.WRITERS, after)
+        names = [key.removeprefix(paths.WRITERS).removesuffix(".json") for key in listed]
+        new = [name for name in names if name not in cursors]
+        for record in map_requests(self._store, lambda name: read_writer(self._store, name), new):
+            cursors[record.incarnation] = _Cursor(actor_id=record.actor_id, created_at=record.created_at)
+
+    def _find(self, name: str, cursor: _Cursor) -> tuple[list[paths.ShardName], str | None]:
+        """The contiguous new names of one writer, and an alarm where a number is missing.
+
+        Moves the cursor to another hour, or closes it, where nothing is left in between.
+        """
+        record: WriterRecord | None = None
+        if not cursor.hour:
+            record = read_writer(self._store, name)
+        while True:
+            if record is not None and self._follow(cursor, record):
+                return [], None
+            if not cursor.hour:
+                return [], None  # announced, nothing written yet
+            names = self._list(name, cursor)
+            if names:
+                run = [found for i, found in enumerate(names) if found.sequence == cursor.next_sequence + i]
+                return run, None if run else self._hole(cursor, names[0].key)
+            if record is not None:
+                # the announcement was read before the listing, so what it speaks of must have been listed
+                return [], self._missing(cursor, record)
+            if not self._hour_may_have_changed(name, cursor):
+                return [], None
+            record = read_writer(self._store, name)
+
+    def _follow(self, cursor: _Cursor, record: WriterRecord) -> bool:
+        """Go on to the announced hour in which the next number lies; True when the writer has ended there."""
+        for partition, first in record.hours:
+            if first <= cursor.next_sequence and partition > cursor.hour:
+                cursor.hour = partition
+        if record.closed and record.next_sequence == cursor.next_sequence:
+            cursor.closed = True
+        return cursor.closed
+
+    def _list(self, name: str, cursor: _Cursor) -> list[paths.ShardName]:
+        prefix = f"{paths.TRAJECTORIES}{cursor.hour}/{cursor.actor_id}-{name}-"
+        after = ""
+        if cursor.next_sequence:
+            after = paths.ShardName(cursor.hour, cursor.actor_id, name, cursor.next_sequence - 1).key
+        return [paths.parse_shard(key) for key in self._store.list_after(prefix, after)]
+
+    def _hour_may_have_changed(self, name: str, cursor: _Cursor) -> bool:
+        now = self._clock()
+        around = {paths.hour_partition(now - _CLOCK_SKEW_SECONDS), paths.hour_partition(now + _CLOCK_SKEW_SECONDS)}
+        return around != {cursor.hour} or self._idle_polls[name] % _IDLE_POLLS_PER_CHECK == 0
+
+    @staticmethod
+    def _hole(cursor: _Cursor, seen: str) -> str:
+        return f"{cursor.actor_id}: shard {cursor.next_sequence} is missing although {seen} exists"
+
+    @staticmethod
+    def _missing(cursor: _Cursor, record: WriterRecord) -> str | None:
+        later = [first for partition, first in record.hours if partition > cursor.hour]
+        promised = max([*later[-1:], record.next_sequence or 0, 0])
+        if promised > cursor.next_sequence:
+            return (
+                f"{cursor.actor_id}: shard {cursor.next_sequence} is missing although "
+                f"{record.incarnation} announced {promised}"
+            )
+        return None
+
+    # --- reading ---
+
+    def _read(self, name: paths.ShardName) -> ShardRead | None:
+        try:
+            data = self._store.get(name.key)
+        except ObjectMissing:
+            return None
+        rows, fault = None, None
+        try:
+            rows = decode(data, vocab_size=self._vocab_size)
+        except CorruptObject as error:
+            fault = str(error)
+        return ShardRead(
+            key=name.key,
+            num_bytes=len(data),
+            incarnation=name.incarnation,
+            sequence=name.sequence,
+            rows=rows,
+            fault=fault,
+        )
+
+
+def _round_robin(queues: list[collections.deque[paths.ShardName]], limit: int, turn: int) -> list[paths.ShardName]:
+    """Up to `limit` names, one of each queue at a time; who comes first changes by turn."""
+    chosen: list[paths.ShardName] = []
+    shift = turn % len(queues) if queues else 0
+    waiting = collections.deque(queue for queue in queues[shift:] + queues[:shift] if queue)
+    while waiting and len(chosen) < limit:
+        queue = waiting.popleft()
+        chosen.append(queue.popleft())
+        if queue:
+            waiting.append(queue)
+    return chosen
+
+
+def _advance(
+    cursors: dict[str, _Cursor],
+    alarms: dict[str, str],
+    chosen: list[paths.ShardName],
+    reads: list[ShardRead | None],
+) -> list[ShardRead]:
+    """Move cursors over what was read; returns the shards, tombstones taken out."""
+    kept: list[ShardRead] = []
+    stopped: set[str] = set()
+    for name, read in zip(chosen, reads, strict=True):
+        if name.incarnation in stopped:
+            continue
+        cursor = cursors[name.incarnation]
+        if read is None:  # listed a moment ago: somebody deletes shards
+            alarms[name.incarnation] = f"{cursor.actor_id}: {name.key} vanished before it was read"
+            stopped.add(name.incarnation)
+        elif read.rows is not None and read.rows.metadata.get("tombstone") == "true":
+            cursor.closed = True
+            stopped.add(name.incarnation)
+        else:
+            cursor.next_sequence = name.sequence + 1
+            kept.append(read)
+    return kept
+
+
+# --- single rows, for recovery ----------------------------------------------------------------
+
+
+class RowReader:
+    """Rows by reference; keeps the shards used last, since a batch's rows share few shards."""
+
+    def __init__(self, store: ObjectStore, *, max_shards: int = 64) -> None:
+        self._store = store
+        self._max_shards = max_shards
+        self._shards: collections.OrderedDict[str, ShardRows] = collections.OrderedDict()
+
+    def read(self, refs: Iterable[RowRef]) -> list[Trajectory]:
+        """The trajectories, in the order of `refs`.
+
+        Raises:
+            ObjectMissing: a shard is gone.
+            CorruptObject: a shard or a row cannot be used.
+        """
+        wanted = list(refs)
+        missing = [key for key in dict.fromkeys(ref.shard for ref in wanted) if key not in self._shards]
+        fetched = map_requests(self._store, lambda key: _decode_named(key, self._store.get(key)), missing)
+        shards = {**self._shards, **dict(zip(missing, fetched, strict=True))}
+        trajectories = [_row(shards[ref.shard], ref) for ref in wanted]
+        for ref in wanted:
+            self._shards[ref.shard] = shards[ref.shard]
+            self._shards.move_to_end(ref.shard)
+        while len(self._shards) > self._max_shards:
+            self._shards.popitem(last=False)
+        return trajectories
+
+
+def read_rows(store: ObjectStore, refs: Iterable[RowRef]) -> list[Trajectory]:
+    """The trajectories at `refs`, each shard fetched once. See `RowReader` to keep shards between calls."""
+    return RowReader(store).read(refs)
+
+
+def read_row(store: ObjectStore, ref: RowRef) -> Trajectory:
+    """One row; fetches its whole shard."""
+    return RowReader(store).read([ref])[0]
+
+
+def _decode_named(key: str, data: bytes) -> ShardRows:
+    try:
+        return decode(data)
+    except CorruptObject as error:
+        raise CorruptObject(f"{key}: {error}") from error
+
+
+def _row(rows: ShardRows, ref: RowRef) -> Trajectory:
+    if not 0 <= ref.row < rows.num_rows:
+        raise CorruptObject(f"{ref.shard}: received row {ref.row}, accepted 0 to {rows.num_rows - 1}")
+    return rows.trajectory(ref.row)
