@@ -211,6 +211,17 @@ class ShardRows:
         offsets, values = self.ragged(name)
         return values[offsets[row] : offsets[row + 1]]
 
+    def component(self, name: str) -> np.ndarray:
+        """float64 `[N]`: one reward component of every row, NaN where a row lacks it."""
+        array = self._arrays["reward_components"]
+        values = np.full(self.num_rows, np.nan)
+        if self.num_rows:
+            row_of = np.repeat(np.arange(self.num_rows), np.diff(array.offsets.to_numpy()))
+            start = array.offsets[0].as_py()
+            chosen = _to_numpy(array.keys)[start : start + len(row_of)] == name
+            values[row_of[chosen]] = _to_numpy(array.items)[start : start + len(row_of)][chosen]
+        return values
+
     def trajectory(self, row: int) -> Trajectory:
         """Row `row` as a value; its arrays are views.
 
