@@ -30,9 +30,7 @@ class Executables:
     N slots, S context tokens, R prefill rows, C prefill tokens, A rows of a decode, K decode steps.
     """
 
-    def __init__(
-        self, model: ModelConfig, actor: ActorConfig, params: Params, cache: Cache, *, greedy: bool
-    ) -> None:
+    def __init__(self, model: ModelConfig, actor: ActorConfig, params: Params, cache: Cache, *, greedy: bool) -> None:
         self._model = model
         self._greedy = greedy
         self._num_steps = actor.decode_steps

@@ -295,9 +295,7 @@ class Engine:
         over = stopped | (lengths >= self._turn_limit[slots])
         self._state[slots] = np.where(over, PARKED, DECODE)
         starts = self._turn_start[slots]
-        return [
-            TurnEnd(int(slots[i]), int(starts[i]), int(lengths[i]), bool(stopped[i])) for i in np.flatnonzero(over)
-        ]
+        return [TurnEnd(int(slots[i]), int(starts[i]), int(lengths[i]), bool(stopped[i])) for i in np.flatnonzero(over)]
 
 
 def _padded(rows: np.ndarray, num_rows: int, fill: float = 0) -> np.ndarray:
@@ -305,4 +303,3 @@ def _padded(rows: np.ndarray, num_rows: int, fill: float = 0) -> np.ndarray:
     out = np.full((num_rows, *rows.shape[1:]), fill, rows.dtype)
     out[: len(rows)] = rows
     return out
-
