@@ -79,6 +79,8 @@ class EnvironmentConfig:
     name: Literal["lookup", "calculator"] = "lookup"
     num_digits: int = 3
     """Digits of the value to find (lookup) or of each operand (calculator)."""
+    num_tasks: int = 4096
+    """Training tasks per epoch; the next epoch repeats them."""
     num_keys: int = 16
     """Lookup: how many keys a table draws from."""
     latency_mean_seconds: float = 0.15
@@ -98,6 +100,7 @@ class EnvironmentConfig:
             "Name a built-in one.",
         )
         _require_range("environment.num_digits", self.num_digits, 1, 6)
+        _require_range("environment.num_tasks", self.num_tasks, 1, 2**31)
         _require_range("environment.num_keys", self.num_keys, 3, 26)
         _require_range("environment.latency_mean_seconds", self.latency_mean_seconds, 0, 3600)
         _require_range("environment.latency_sigma", self.latency_sigma, 0, 3)
@@ -410,6 +413,13 @@ class RunConfig:
             self.actor.num_slots,
             f"at least algorithm.group_size = {self.algorithm.group_size}",
             "A whole group decodes at once.",
+        )
+        _require(
+            self.actor.task_block_size <= self.environment.num_tasks,
+            "actor.task_block_size",
+            self.actor.task_block_size,
+            f"at most environment.num_tasks = {self.environment.num_tasks}",
+            "An epoch is cut into blocks.",
         )
         _require(
             self.actor.context_tokens <= self.learner.window_tokens,
