@@ -266,8 +266,8 @@ class ActorConfig:
     max_turn_tokens: int = 16
     decode_steps: int = 8
     """Decode steps per dispatch."""
-    prefill_rows: int = 16
-    prefill_tokens: int = 16
+    prefill_rows: int = 32
+    prefill_tokens: int = 8
     """Prefill runs in chunks of `[prefill_rows, prefill_tokens]`."""
     flush_seconds: float = 0.5
     max_groups_per_shard: int = 16

@@ -87,9 +87,7 @@ def session_members(session: int) -> list[ProcessIdentity]:
         fields = _stat(int(entry))
         if fields is not None and fields[0] not in "ZX" and int(fields[3]) == session:
             members.append(
-                ProcessIdentity(
-                    host=socket.gethostname(), boot_id=boot_id(), pid=int(entry), pid_start=int(fields[19])
-                )
+                ProcessIdentity(host=socket.gethostname(), boot_id=boot_id(), pid=int(entry), pid_start=int(fields[19]))
             )
     return members
 

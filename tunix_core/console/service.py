@@ -303,7 +303,9 @@ class AirflowService:
                 if all(health.get(part) == "healthy" for part in ("scheduler", "triggerer", "dag_processor")):
                     return
             time.sleep(0.25)
-        raise ServiceError(f"Airflow is not healthy after {timeout_seconds:g} s: {health}; see {self.home}/service-logs")
+        raise ServiceError(
+            f"Airflow is not healthy after {timeout_seconds:g} s: {health}; see {self.home}/service-logs"
+        )
 
     # ------------------------------------------------------------------- stop
 
