@@ -172,4 +172,4 @@ def test_checkpoint_round_trip_and_foreign_shapes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.state[name], value)
         assert loaded.state[name].dtype == value.dtype
     with pytest.raises(CorruptObject, match="weights: received"):
-        learner._trainer.from_host({**state, "weights": np.zeros(3, np.float32)}, state)
+        learner._trainer.from_host({**state, "weights": np.zeros(3, np.float32)})
