@@ -69,8 +69,8 @@ class NumpyTrainer:
     def to_host(self, state: Any) -> dict[str, np.ndarray]:
         return {name: np.array(value) for name, value in state.items()}
 
-    def from_host(self, arrays: Mapping[str, np.ndarray], like: Any) -> Any:
-        if faults := check_leaves(like, arrays):
+    def from_host(self, arrays: Mapping[str, np.ndarray]) -> Any:
+        if faults := check_leaves(self.initial_state(initial_weights()), arrays):
             raise CorruptObject("; ".join(faults))
         return {name: value.copy() for name, value in arrays.items()}
 

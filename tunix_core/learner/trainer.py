@@ -37,8 +37,8 @@ class Trainer(Protocol):
     def to_host(self, state: State) -> dict[str, np.ndarray]:
         """Host copies of the whole state, by names that stay the same between releases of the optimizer."""
 
-    def from_host(self, arrays: Mapping[str, np.ndarray], like: State) -> State:
-        """The inverse of `to_host`; `like` gives structure and placement.
+    def from_host(self, arrays: Mapping[str, np.ndarray]) -> State:
+        """The inverse of `to_host`.
 
         Raises:
             CorruptObject: a leaf is missing, surplus or of another shape.
