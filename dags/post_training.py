@@ -140,6 +140,7 @@ def post_training() -> None:
         return actor_processes(run_uri)
 
     run_uri = prepare()
+    actor_names = list_actors(run_uri)
 
     warm_start = ProcessOperator(
         task_id="warm_start", run_uri=run_uri, process="warm_start", module="tasks.warm_start", **RETRIES
@@ -155,7 +156,7 @@ def post_training() -> None:
         needs="pool",
         map_index_template="{{ task.process }}",
         **RETRIES,
-    ).expand(process=list_actors(run_uri))
+    ).expand(process=actor_names)
     sync_weights = ProcessOperator(
         task_id="sync_weights",
         run_uri=run_uri,
@@ -169,7 +170,8 @@ def post_training() -> None:
     )
     finalize = ProcessOperator(
         task_id="finalize",
-        run_uri=warm_start.output["run_uri"],  # a setup's own successors must not have a trigger rule
+        # Not the XComArg: a setup's own successors may have no other trigger rule than the default.
+        run_uri="{{ ti.xcom_pull(task_ids='prepare') }}",
         process="finalize",
         module="tasks.finalize",
         follows_end=True,
@@ -200,7 +202,10 @@ def post_training() -> None:
 
     stopped = stop_processes(run_uri)
     components = [actors, learner, sync_weights, checkpoint]
-    warm_start >> components >> finalize >> stopped
+    # Without actors the others would wait for ever, so they do not start before the list is there.
+    for component in components:
+        [warm_start, actor_names] >> component >> finalize
+    warm_start >> finalize >> stopped
     components >> stopped
 
 
