@@ -17,7 +17,7 @@ from tunix_core.storage.store import read_json
 def test_a_run_survives_killed_components(scripted_service: ScriptedAirflow) -> None:
     """kill -9 of the learner, of an actor and of a supervisor; the run succeeds and tells the assets."""
     airflow = scripted_service
-    run_id = airflow.trigger(1, learner={"seconds": 12})
+    run_id = airflow.trigger(1, learner={"seconds": 8})
     learner = airflow.wait_for_life(run_id, "learner")
     os.kill(airflow.wait_for_life(run_id, "actor-0-0"), signal.SIGKILL)
     airflow.wait_for_life(run_id, "sync_weights")
@@ -35,9 +35,9 @@ def test_a_run_survives_killed_components(scripted_service: ScriptedAirflow) -> 
     assert tries["learner", -1] == 2
     assert tries["sync_weights", -1] == 2
     assert tries["actors", 0] == 1  # the supervisor restarted it in place
-    assert read_json(store, "scripted/learner.json")["steps"] == 120  # the second life resumed
+    assert read_json(store, "scripted/learner.json")["steps"] == 80  # the second life resumed
     first, second = (airflow.client.logs(DAG, run_id, "learner", try_number=n) for n in (1, 2))
     assert any("killed by SIGKILL" in line for line in first)
-    assert any(line.startswith("step ") and "/120 reward 0.5" in line for line in first + second)
+    assert any(line.startswith("step ") and "/80 reward 0.5" in line for line in first + second)
     released = [e for e in airflow.client.asset_events() if e["source_run_id"] == run_id]
     assert {(e["source_task_id"], e["extra"]["version"]) for e in released} == {("sync_weights", 1), ("finalize", 1)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -11,13 +12,12 @@ from typing import Any
 
 from tunix_core import paths
 from tunix_core.console.airflow_client import AirflowClient
-from tunix_core.console.service import AirflowService, ServiceOptions
+from tunix_core.console.service import AirflowService, default_options
 from tunix_core.errors import ObjectMissing
 from tunix_core.processes import wait_until
 from tunix_core.storage import process_table
 from tunix_core.storage.store import ObjectStore, open_store, read_json
 
-ROOT = Path(__file__).parents[2]
 DAG = "post_training"
 
 COMPONENTS: dict[str, dict[str, Any]] = {
@@ -41,10 +41,10 @@ class ScriptedAirflow:
         self.scripts = folder / "scripts.json"
         self.scripts.write_text("{}")
         self.service = AirflowService(folder / "home")
-        self.options = ServiceOptions(
-            dags_folder=str(ROOT / "dags"),
-            store_roots=(self.root,),
-            import_paths=(str(ROOT / "tests/support/scripted"), str(ROOT)),
+        options = default_options([self.root])
+        self.options = dataclasses.replace(
+            options,
+            import_paths=(str(Path(__file__).parent / "scripted"), *options.import_paths),
             environment=(("TUNIX_TEST_SCRIPTS", str(self.scripts)), ("TMPDIR", str(folder))),
         )
         self.client: AirflowClient

@@ -35,7 +35,7 @@ def start(store: ObjectStore) -> Iterator[Callable[..., subprocess.Popen[bytes]]
     started: list[subprocess.Popen[bytes]] = []
 
     def launch(script: dict[str, Any], *options: str, key: str = "key") -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.support.scripted_component", "--run", store.uri]
+        command = [sys.executable, "-m", "tests.support.scripted.scripted_component", "--run", store.uri]
         supervise = [sys.executable, "-m", "tasks.supervise", "--run", store.uri, "--process", "worker"]
         supervise += ["--submission-key", key]
         supervisor = subprocess.Popen(

@@ -16,6 +16,7 @@ import base64
 import contextlib
 import dataclasses
 import fcntl
+import importlib.metadata
 import json
 import os
 import secrets
@@ -216,6 +217,7 @@ class AirflowService:
             "CORE__PARALLELISM": str(options["parallelism"]),
             "CORE__MAX_ACTIVE_TASKS_PER_DAG": str(options["parallelism"]),
             "CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
+            "CORE__HOSTNAME_CALLABLE": "socket.gethostname",  # asks no name server
             "CORE__FERNET_KEY": state["fernet_key"],
             "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{ADMIN_USER}:admin",
             "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
@@ -364,10 +366,15 @@ class AirflowService:
 def default_options(store_roots: Sequence[str], *, cpus: tuple[int, ...] = ()) -> ServiceOptions:
     """Options of a service that runs this project's DAGs, from a checkout or installed."""
     project = Path(__file__).resolve().parents[2]
+    # In the path twice (installed, and as a checkout), Airflow would find the plugin twice.
+    installed = any(
+        Path(str(found.locate_file(""))).resolve() != project
+        for found in importlib.metadata.distributions(name="tunix-airflow")
+    )
     return ServiceOptions(
         dags_folder=str(project / "dags"),
         store_roots=tuple(normalize_uri(root) for root in store_roots),
-        import_paths=(str(project),),
+        import_paths=() if installed else (str(project),),
         cpus=cpus,
     )
 

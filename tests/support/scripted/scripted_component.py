@@ -1,6 +1,6 @@
 """A light component of a run that plays a script: what a learner or an actor looks like from outside.
 
-`python -m tests.support.scripted_component --run URI --process NAME --attempt N [--script JSON]`.
+`python -m tests.support.scripted.scripted_component --run URI --process NAME --attempt N [--script JSON]`.
 Without `--script`, the file that TUNIX_TEST_SCRIPTS names has one per process. It counts steps,
 resuming after the last one it recorded (as a learner resumes from a checkpoint), beats its heart,
 and ends as told:
