@@ -120,8 +120,10 @@ class _Frame:
         return _LEFT + (value - self.x_low) / ((self.x_high - self.x_low) or 1.0) * (self.width - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        return self.height - _BOTTOM - (value - self.y_low) / ((self.y_high - self.y_low) or 1.0) * (
-            self.height - _TOP - _BOTTOM
+        return (
+            self.height
+            - _BOTTOM
+            - (value - self.y_low) / ((self.y_high - self.y_low) or 1.0) * (self.height - _TOP - _BOTTOM)
         )
 
     def svg(self, title: str) -> str:
