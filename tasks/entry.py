@@ -37,11 +37,17 @@ class Task:
         print(text, flush=True)
 
 
-def run_task(default_process: str, body: Callable[[Task], None], argv: list[str] | None = None) -> int:
-    """Parse the command line, run `body`, and return the exit code that its outcome maps to."""
-    parser = argparse.ArgumentParser(prog=f"python -m tasks.{default_process}")
+def run_task(
+    module: str, body: Callable[[Task], None], argv: list[str] | None = None, *, process: str | None = None
+) -> int:
+    """Parse the command line, run `body`, and return the exit code that its outcome maps to.
+
+    Args:
+        process: name of the process where `--process` gives none; that of the module by default.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m tasks.{module}")
     parser.add_argument("--run", required=True, help="URI of the run directory")
-    parser.add_argument("--process", default=default_process, help="name of the process within the run")
+    parser.add_argument("--process", default=process or module, help="name of the process within the run")
     parser.add_argument("--attempt", type=int, default=1, help="which attempt of it this is")
     arguments = parser.parse_args(argv)
     interrupted = threading.Event()
