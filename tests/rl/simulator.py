@@ -9,6 +9,7 @@ next clock while it steps, as the real one does. Nothing sleeps; a seed fixes ev
 from __future__ import annotations
 
 import dataclasses
+import functools
 import heapq
 import math
 import random
@@ -32,10 +33,18 @@ class Setting:
     episode_seconds: float = 4.0
     """Mean of a lognormal distribution."""
     sigma: float = 1.0
+    episode_limit_seconds: float = math.inf
+    """Episodes end here at the latest."""
+    num_deaths: int = 0
+    """Actors that die with what they have in flight, the highest ranks first, evenly over the run."""
+    detection_seconds: float = 15.0
+    """A dead actor keeps its rank, and its share, for so long."""
     max_staleness: int = 4
     max_mean_staleness: float = math.inf
     max_throttle_seconds: float = 30.0
     snapshot_interval_steps: int = 1
+    refused_in_a_row: int = 0
+    """Snapshots that the gate refuses after each one that it lets through."""
     publish_seconds: float = 1.0
     """From the end of a step to actors that run its weights."""
     flush_seconds: float = 2.0
@@ -106,7 +115,10 @@ class Simulator:
         # Pool. `_read[i]` counts groups read since the last signal that was written.
         self._published = 0
         self._signal_clock = 0
+        self._num_snapshots = 0
         n = setting.num_actors
+        self._dead: set[int] = set()
+        self._ranks = list(range(n))
         self._share = [0] * n
         self._in_flight = [0] * n
         self._running = [0] * n
@@ -114,6 +126,9 @@ class Simulator:
 
     def run(self) -> Outcome:
         self._at(0.0, self._control)
+        s = self.setting
+        for i in range(s.num_deaths):
+            self._at((i + 1) * s.duration_seconds / (s.num_deaths + 1), lambda a=s.num_actors - 1 - i: self._die(a))
         while self._events:
             self._now, _, action = heapq.heappop(self._events)
             if self._now > self.setting.duration_seconds:
@@ -134,10 +149,17 @@ class Simulator:
     def _group_seconds(self) -> float:
         s = self.setting
         mu = math.log(s.episode_seconds) - s.sigma**2 / 2
-        return max(self._random.lognormvariate(mu, s.sigma) for _ in range(s.group_size))
+        slowest = max(self._random.lognormvariate(mu, s.sigma) for _ in range(s.group_size))
+        return min(slowest, s.episode_limit_seconds)
+
+    def _die(self, actor: int) -> None:
+        self._dead.add(actor)
+        self._at(self.setting.detection_seconds, lambda: self._ranks.remove(actor))
 
     def _admit(self, actor: int) -> None:
         s = self.setting
+        if actor in self._dead:
+            return
         if s.max_staleness == 0 and self._published != self._signal_clock and s.pacing != "none":
             return  # its weights are not those of the signal's clock
         while self._running[actor] < s.groups_per_actor:
@@ -145,10 +167,11 @@ class Simulator:
                 return
             self._running[actor] += 1
             self._in_flight[actor] += 1
-            version = self._published
-            self._at(self._group_seconds(), lambda: self._finish_group(actor, version))
+            self._at(self._group_seconds(), functools.partial(self._finish_group, actor, self._published))
 
     def _finish_group(self, actor: int, version: int) -> None:
+        if actor in self._dead:
+            return
         self._running[actor] -= 1
         self._at(self._random.random() * self.setting.flush_seconds, lambda: self._read_group(actor, version))
         self._admit(actor)
@@ -179,15 +202,15 @@ class Simulator:
             )
         clock, read = self._clock, self._read
         self._read = [0] * s.num_actors
-        self._at(s.control_delay_seconds, lambda: self._receive(clock, capacity, read))
+        ranks = list(self._ranks)
+        self._at(s.control_delay_seconds, lambda: self._receive(clock, capacity, read, ranks))
         self._at(s.control_interval_seconds, self._control)
 
-    def _receive(self, clock: int, capacity: int, read: list[int]) -> None:
-        s = self.setting
+    def _receive(self, clock: int, capacity: int, read: list[int], ranks: list[int]) -> None:
         self._signal_clock = clock
-        for actor in range(s.num_actors):
+        for rank, actor in enumerate(ranks):
             self._in_flight[actor] -= read[actor]
-            self._share[actor] = share(actor, s.num_actors, capacity)
+            self._share[actor] = share(rank, len(ranks), capacity)
             self._admit(actor)
 
     # ---- the learner ----------------------------------------------------------------------------
@@ -201,6 +224,10 @@ class Simulator:
         """The batch of the clock after the running step, if there is none yet."""
         s = self.setting
         if self._prepared is not None:
+            return
+        if len(self._queue) < s.groups_per_batch:
+            self._throttle.reset()
+            self._set_throttled(False)
             return
         clock = self._clock + bool(self._in_step)
         fresh = [v for v in self._queue if clock - v <= s.max_staleness]
@@ -231,15 +258,13 @@ class Simulator:
         if s.pacing != "adaptive":
             return self._queue[:size], mean_staleness(clock, self._queue[:size])
         by_age = sorted(self._queue)
-        batch = by_age[:size]
-        total = size * clock - sum(batch)
-        for oldest in range(size - 1, -1, -1):
-            if total <= s.max_mean_staleness * size:
-                break
-            fresher = by_age[len(by_age) - size + oldest]
-            total += batch[oldest] - fresher
-            batch = batch[:oldest] + by_age[len(by_age) - size + oldest :]
-        return batch, total / size
+        skip = len(by_age) - size
+        total = size * clock - sum(by_age[:size])
+        oldest = size
+        while oldest > 0 and total > s.max_mean_staleness * size:
+            oldest -= 1
+            total += by_age[oldest] - by_age[skip + oldest]
+        return by_age[:oldest] + by_age[skip + oldest :], total / size
 
     def _set_throttled(self, throttled: bool) -> None:
         if self._throttled_at is not None and not self._in_step:
@@ -278,8 +303,10 @@ class Simulator:
         out.targets.append(self._controller.target)
         self._clock += 1
         if self._clock % s.snapshot_interval_steps == 0:
+            self._num_snapshots += 1
             version = self._clock
-            self._at(s.publish_seconds, lambda: self._publish(version))
+            if self._num_snapshots % (s.refused_in_a_row + 1) == 0:
+                self._at(s.publish_seconds, lambda: self._publish(version))
         self._idle_since = self._now
         if self._prepared is not None:
             self._step()
