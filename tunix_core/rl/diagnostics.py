@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from tunix_core.rl import kl
-from tunix_core.rl.aggregation import masked_sum, where_policy
+from tunix_core.rl.aggregation import masked_sum
 
 
 class Moments(NamedTuple):
@@ -54,8 +54,7 @@ def moments(
     truncation: float,
 ) -> Moments:
     """Of one part of the batch; arrays of any equal shape. No gradient flows through it."""
-    proximal = jax.lax.stop_gradient(where_policy(mask, proximal_logprobs))
-    behavior = where_policy(mask, behavior_logprobs)
+    proximal, behavior = jax.lax.stop_gradient((proximal_logprobs, behavior_logprobs))
     ratio = jnp.exp(proximal - behavior)
     return Moments(
         num_tokens=mask.sum(dtype=jnp.float32),
