@@ -204,12 +204,10 @@ class LearnerConfig:
     groups_per_batch: int = 32
     window_tokens: int = 256
     """Tokens of a packed row, W. A longer trajectory is counted overlong, never cut."""
-    windows_per_microbatch: int = 8
+    windows_per_microbatch: int = 4
     """Windows per data shard in one gradient accumulation."""
     max_windows: int = 64
-    """Largest compiled window count of a batch, over all data shards."""
-    num_window_counts: int = 4
-    """How many window counts are compiled, evenly spaced up to `max_windows`."""
+    """Windows of the compiled batch, over all data shards; raised where a whole batch could need more."""
     buffer_bytes: int = 256 * 2**20
     snapshot_interval_steps: int = 1
     max_nonfinite_steps: int = 3
@@ -221,7 +219,6 @@ class LearnerConfig:
         _require_range("learner.window_tokens", self.window_tokens, 16)
         _require_range("learner.windows_per_microbatch", self.windows_per_microbatch, 1)
         _require_range("learner.max_windows", self.max_windows, self.windows_per_microbatch)
-        _require_range("learner.num_window_counts", self.num_window_counts, 1, 16)
         _require_range("learner.buffer_bytes", self.buffer_bytes, 2**20)
         _require_range("learner.snapshot_interval_steps", self.snapshot_interval_steps, 1)
         _require_range("learner.max_nonfinite_steps", self.max_nonfinite_steps, 1)

@@ -29,12 +29,12 @@ class Killed(BaseException):
 
 
 def run_killed(store: ObjectStore, where: str, clock: int, incarnation: str) -> None:
-    """Run a learner that dies in the method `where` when its clock is `clock`."""
+    """Run a learner that dies in the method `where` once its clock is `clock`."""
     learner = make_learner(store, CONFIG, incarnation=incarnation)
     original = getattr(learner, where)
 
     def die(*args, **kwargs):
-        if learner.clock == clock:
+        if learner.clock >= clock:  # its records may be one step ahead of it, and are executed first
             raise Killed
         return original(*args, **kwargs)
 
@@ -54,7 +54,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray,
 
 
 @pytest.mark.parametrize("where", ["_step", "_record", "_snapshot_if_due", "_checkpoint_if_due", "_guard"])
-@pytest.mark.parametrize("clocks", [(1,), (4, 5), (3, 6, 8)])
+@pytest.mark.parametrize("clocks", [(1,), (4, 5), (3, 6, 7)])
 def test_killed_anywhere_equals_uninterrupted(
     tmp_path: Path, uninterrupted: tuple, where: str, clocks: tuple[int, ...]
 ) -> None:
@@ -172,4 +172,4 @@ def test_checkpoint_round_trip_and_foreign_shapes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.state[name], value)
         assert loaded.state[name].dtype == value.dtype
     with pytest.raises(CorruptObject, match="weights: received"):
-        learner._trainer.from_host({**state, "weights": np.zeros(3, np.float32)}, state)
+        learner._trainer.from_host({**state, "weights": np.zeros(3, np.float32)})

@@ -111,7 +111,7 @@ class Publisher:
             self._policies.publish(
                 version,
                 dict(tensors),
-                config=config_to_dict(self._config)["model"],
+                config=config_to_dict(self._config),
                 parent=self.published_version if self.published_version >= 0 else None,
                 publisher=self._process,
                 gate=figures,

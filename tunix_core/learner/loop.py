@@ -20,11 +20,10 @@ from tunix_core.config import RunConfig
 from tunix_core.data.buffer import GroupAdvantages, ReplayBuffer
 from tunix_core.data.ingestion import Ingestion
 from tunix_core.data.packing import window_counts
+from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.errors import ConfigError, Diverged, Interrupted
 from tunix_core.learner import checkpointing, recovery
 from tunix_core.learner.batches import HostBatch
-from tunix_core.learner.compilations import CompilationCounter
-from tunix_core.learner.pacing_minimal import TargetController
 from tunix_core.learner.pipeline import IngestionThread, PreparationThread, Prepared, Preparer
 from tunix_core.learner.pulse import Pulse
 from tunix_core.learner.reporting import step_row
@@ -32,6 +31,7 @@ from tunix_core.learner.threads import LatestJob, Worker
 from tunix_core.learner.totals import BusyMeter, Totals
 from tunix_core.learner.trainer import Trainer
 from tunix_core.metrics import MetricRecorder
+from tunix_core.rl.pacing import TargetController
 from tunix_core.storage.control import read_stop, request_stop
 from tunix_core.storage.metrics_files import MetricFiles
 from tunix_core.storage.snapshots import SnapshotStore
@@ -157,10 +157,9 @@ class Learner:
 
     def _warm_up(self) -> None:
         started = time.monotonic()
-        for count in self._counts:
-            self._trainer.compile(count)
+        self._trainer.compile(self._counts[-1])
         self._compilations.warmed_up()
-        self._log(f"compiled window counts {list(self._counts)} in {time.monotonic() - started:.1f} s")
+        self._log(f"compiled for up to {self._counts[-1]} windows in {time.monotonic() - started:.1f} s")
 
     def _replay(self) -> None:
         first = self.clock
@@ -200,17 +199,22 @@ class Learner:
             self._step(prepared, wait_seconds)
 
     def _await_batch(self) -> tuple[Prepared | None, float]:
-        """The next batch and how long it was waited for; None once the run is to end."""
+        """The next batch and how long it was waited for, throttling excluded; None once the run is to end."""
         assert self._preparation is not None
-        started = time.monotonic()
+        started = mark = time.monotonic()
+        throttled_seconds = 0.0
         while True:
             self._check_threads()
             if self._stop_asked():
                 return None, 0.0
             prepared = self._preparation.next(_WAIT_SECONDS)
-            waited = time.monotonic() - started
+            now = time.monotonic()
+            if self._pulse.state == "throttled":
+                throttled_seconds += now - mark
+            mark, waited = now, now - started
             if prepared is not None:
-                return prepared, waited
+                self._totals.throttled_seconds += throttled_seconds
+                return prepared, waited - throttled_seconds
             self._pulse.state = self._preparation.state
             if waited > _SNAPSHOT_WHILE_WAITING_SECONDS and self._snapshot_clock < self.clock:
                 self._snapshot()  # newer weights are what the pool may be waiting for
@@ -250,6 +254,11 @@ class Learner:
         self._pulse.num_groups_in_step = 0
         self._buffer.advance(self.clock + 1)
         self._time_step(device_seconds)
+        self._controller.observe_step(
+            wait_seconds=wait_seconds,
+            step_seconds=device_seconds,
+            publish_lag_steps=host.clock - max(0, self._pulse.published_version),
+        )
         self._record(
             host,
             values,

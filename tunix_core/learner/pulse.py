@@ -16,8 +16,8 @@ from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.liveness import Liveness
 from tunix_core.errors import StoreError
-from tunix_core.learner.pacing_minimal import TargetController, capacity_groups
 from tunix_core.learner.threads import Worker
+from tunix_core.rl.pacing import TargetController, admission_open, capacity_groups
 from tunix_core.storage.control import LearnerSignal, StopRequest, read_stop, write_heartbeat, write_learner_signal
 from tunix_core.storage.metrics_files import MetricFiles
 from tunix_core.storage.policies import PolicyStore
@@ -96,12 +96,7 @@ class Pulse:
         with self._buffer.lock:
             clock = self._buffer.clock
             queued = self._buffer.num_fresh(clock) + self._buffer.num_reserved()
-        self.capacity_groups = capacity_groups(
-            target=self._controller.target,
-            groups_per_batch=self._config.learner.groups_per_batch,
-            queued_fresh=queued,
-            in_step=self.num_groups_in_step,
-        )
+        self.capacity_groups = self._capacity(clock, queued)
         signal = LearnerSignal(
             clock=clock,
             published_version=self.published_version,
@@ -116,6 +111,18 @@ class Pulse:
         )
         write_learner_signal(self._store, signal)
         return signal
+
+    def _capacity(self, clock: int, queued_fresh: int) -> int:
+        bound = self._config.staleness.max_staleness
+        if not admission_open(max_staleness=bound, clock=clock, published_version=self.published_version):
+            return 0
+        return capacity_groups(
+            target=self._controller.target,
+            groups_per_batch=self._config.learner.groups_per_batch,
+            queued_fresh=queued_fresh,
+            in_step=self.num_groups_in_step,
+            throttled_batches=int(self.state == "throttled"),
+        )
 
     def beat(self) -> None:
         """Write the heartbeat."""

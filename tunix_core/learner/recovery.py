@@ -41,15 +41,14 @@ def restore(
     store: ObjectStore, trainer: Trainer, buffer: ReplayBuffer, policy_zero: Mapping[str, np.ndarray]
 ) -> Restored:
     """Fill `buffer` and return the state; without a checkpoint both are those of clock 0."""
-    state = trainer.initial_state(policy_zero)
     checkpoint, refused = load_newest(store)
     if checkpoint is None:
-        return Restored(state=state, totals={}, checkpoint_clock=None, refused=refused)
+        return Restored(state=trainer.initial_state(policy_zero), totals={}, checkpoint_clock=None, refused=refused)
     lost = buffer.restore(checkpoint.buffer, dict(checkpoint.seen), RowFetcher(store))
     for ref, reason in lost.items():
         quarantine_row(store, ref, reason)
     return Restored(
-        state=trainer.from_host(checkpoint.state, state),
+        state=trainer.from_host(checkpoint.state),
         totals=checkpoint.totals,
         checkpoint_clock=checkpoint.clock,
         refused=refused,

@@ -21,6 +21,9 @@ class Totals:
     warm_tokens: int = 0
     """Real tokens of those updates."""
     wait_seconds: float = 0.0
+    """Of which the learner waited for data."""
+    throttled_seconds: float = 0.0
+    """Of which it waited for fresher data."""
     num_overrides: int = 0
     """Steps taken although the mean staleness was over its limit."""
     num_deferred_groups: int = 0

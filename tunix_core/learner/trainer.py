@@ -23,7 +23,7 @@ class Trainer(Protocol):
         """The weights of the KL reference on the device."""
 
     def compile(self, num_windows: int) -> None:
-        """Make the executable for this number of windows; later calls with others fail."""
+        """Make the executable for batches of at most so many windows; larger ones are refused later."""
 
     def put(self, arrays: PackedArrays) -> Any:
         """Onto the device, as the compiled step takes it."""
@@ -37,8 +37,8 @@ class Trainer(Protocol):
     def to_host(self, state: State) -> dict[str, np.ndarray]:
         """Host copies of the whole state, by names that stay the same between releases of the optimizer."""
 
-    def from_host(self, arrays: Mapping[str, np.ndarray], like: State) -> State:
-        """The inverse of `to_host`; `like` gives structure and placement.
+    def from_host(self, arrays: Mapping[str, np.ndarray]) -> State:
+        """The inverse of `to_host`.
 
         Raises:
             CorruptObject: a leaf is missing, surplus or of another shape.
