@@ -61,6 +61,6 @@ def test_one_token_with_all_the_weight() -> None:
 def test_masked_tokens_cannot_matter(junk: float) -> None:
     p, b = logprobs(0, 6).astype(np.float32), logprobs(1, 6).astype(np.float32)
     mask = np.array([True, False] * 3)
-    clean = figures(p, b, np.zeros(6, bool), mask)
-    dirty = figures(np.where(mask, p, junk), np.where(mask, b, junk), ~mask, mask)
+    clean = jax.jit(figures)(p, b, np.zeros(6, bool), mask)
+    dirty = jax.jit(figures)(np.where(mask, p, junk), np.where(mask, b, junk), ~mask, mask)
     np.testing.assert_array_equal(dirty, clean)
