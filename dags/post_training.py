@@ -34,8 +34,8 @@ as `{"section.field": value}`. A run's resolved configuration is `run.json` in i
 2. **"another attempt would end the same way"**: the configuration (exit code 64), the data (65) or
    the training (76, diverged) is at fault. Mend it and trigger a new run.
 3. **Out of retries**: the process kept crashing. Look for memory (`killed by SIGKILL`) or the store
-   (74). Once mended, *clear* the red task with its downstream: the run goes on from its last
-   checkpoint, with the configuration it had.
+   (74). Once mended, *clear* the DAG run's failed tasks and every **actors** entry with them: the run
+   goes on from its last checkpoint, with the configuration it had.
 4. **stop_processes** is red whenever the run did not reach its goal and says why; it also is what
    ends every process of a failed or cancelled run. To cancel, mark the DAG run as failed.
 5. A red **actors** entry alone does not end the run while `actor.min_actors` are left.
@@ -140,6 +140,7 @@ def post_training() -> None:
         return actor_processes(run_uri)
 
     run_uri = prepare()
+    actor_names = list_actors(run_uri)
 
     warm_start = ProcessOperator(
         task_id="warm_start", run_uri=run_uri, process="warm_start", module="tasks.warm_start", **RETRIES
@@ -155,7 +156,7 @@ def post_training() -> None:
         needs="pool",
         map_index_template="{{ task.process }}",
         **RETRIES,
-    ).expand(process=list_actors(run_uri))
+    ).expand(process=actor_names)
     sync_weights = ProcessOperator(
         task_id="sync_weights",
         run_uri=run_uri,
@@ -169,7 +170,8 @@ def post_training() -> None:
     )
     finalize = ProcessOperator(
         task_id="finalize",
-        run_uri=warm_start.output["run_uri"],  # a setup's own successors must not have a trigger rule
+        # Not the XComArg: a setup's own successors may have no other trigger rule than the default.
+        run_uri="{{ ti.xcom_pull(task_ids='prepare') }}",
         process="finalize",
         module="tasks.finalize",
         follows_end=True,
@@ -194,13 +196,16 @@ def post_training() -> None:
         ti = get_current_context()["ti"]
         close_run(run_uri, source=ti.task_id)
         states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id])[ti.run_id]
-        reason = why_unsuccessful(run_uri, states, "finalize")
+        reason = why_unsuccessful(run_uri, states, ["learner", "sync_weights", "checkpoint", "finalize"])
         if reason:
             raise AirflowFailException(f"the run did not reach its goal: {reason}")
 
     stopped = stop_processes(run_uri)
     components = [actors, learner, sync_weights, checkpoint]
-    warm_start >> components >> finalize >> stopped
+    # Without actors the others would wait for ever, so they do not start before the list is there.
+    for component in components:
+        [warm_start, actor_names] >> component >> finalize
+    warm_start >> finalize >> stopped
     components >> stopped
 
 

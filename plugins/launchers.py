@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
+import shlex
 import sys
 from typing import Protocol
 
 from plugins.runs import store_roots
 from tunix_core import paths
 from tunix_core.errors import StoreError
-from tunix_core.processes import wait_until
+from tunix_core.processes import has_exited, spawn_detached, wait_until
 from tunix_core.storage import control, process_table
 from tunix_core.storage.control import ProcessRecord
 from tunix_core.storage.store import ObjectStore, open_store
@@ -97,28 +97,24 @@ class LocalLauncher:
         arguments += ["--ignore-stop"] if spec.ignore_stop else []
         arguments += ["--", sys.executable, "-m", spec.module, "--run", spec.run_uri]
         arguments += ["--process", "{process}", "--attempt", "{attempt}", *spec.arguments]
-        # A pipe would tie the supervisor to this process, and a file nobody bounds would grow:
-        # children write to bounded logs, and a supervisor that cannot start leaves a record.
-        supervisor = subprocess.Popen(
-            arguments,
-            env=child_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        # No log of its own: its children's logs are bounded, and if it cannot start, the record says so.
+        pid = spawn_detached(arguments, child_environment())
+        ended = False
 
         def decided() -> bool:
+            nonlocal ended
+            ended = has_exited(pid)
             found = control.read_process(store, spec.process)
-            return found is None or found[0].state != "starting" or supervisor.poll() is not None
+            return ended or found is None or found[0].state != "starting"
 
-        if not wait_until(decided, _START_SECONDS, 0.1):
-            supervisor.kill()
+        wait_until(decided, _START_SECONDS, 0.1)
         found = control.read_process(store, spec.process)
         if found is not None and found[0].state == "starting" and found[0].attempt == record.attempt:
-            reason = f"the supervisor did not start (exit code {supervisor.wait(5)})"
-            process_table.end(store, found[0], reason)
-            raise StoreError(f"{spec.process}: {reason}; run it by hand to see why: {' '.join(arguments)}")
+            process_table.end(store, found[0], "the supervisor did not start")  # and if it does yet, it is fenced
+            raise StoreError(
+                f"{spec.process}: the supervisor {'ended' if ended else 'hangs'} before it took over; "
+                f"run it by hand to see why: {shlex.join(arguments)}"
+            )
 
 
 def child_environment() -> dict[str, str]:

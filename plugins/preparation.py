@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plugins.runs import check_root, run_uri, store_roots
@@ -62,22 +62,22 @@ def close_run(uri: str, source: str) -> None:
         log.info("no process was left")
 
 
-def why_unsuccessful(uri: str, task_states: Mapping[str, Any], last_task: str) -> str:
+def why_unsuccessful(uri: str, task_states: Mapping[str, Any], needed: Sequence[str]) -> str:
     """Empty when the run did what it was for; otherwise the reason, for people.
 
     Args:
         task_states: task (a mapped one with `_<map index>`) -> its state.
-        last_task: the task that must have succeeded.
+        needed: the tasks that must have succeeded.
     """
     stop = control.read_stop(open_store(uri, roots=store_roots()))
     if stop is not None and stop.failed:
         return f"stopped by {stop.source}: {stop.reason}"
-    state = str(task_states.get(last_task))
-    if state != "success":
-        return f"{last_task} is {state}"
-    if stop is None:
-        return "no component reported the run as completed"
-    return ""
+    missed = [
+        f"{task} is {task_states.get(task) or 'pending'}" for task in needed if task_states.get(task) != "success"
+    ]
+    if missed:
+        return ", ".join(missed)
+    return "" if stop is not None else "no component reported the run as completed"
 
 
 def runs_to_evaluate(root: str, run: str, start: dt.datetime, end: dt.datetime) -> list[str]:

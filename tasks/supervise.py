@@ -133,6 +133,8 @@ class Child:
         self.restarts_left = restarts
         self.process: subprocess.Popen[bytes] | None = None
         self.exit_code: int | None = None
+        self.last_code = 0
+        """Of the life that ended last, while the next is due."""
         self.failures = 0
         """In a row without progress; sets the back-off."""
         self.start_at = 0.0
@@ -242,7 +244,7 @@ class Supervisor:
                 child.restarts_left -= 1
                 child.failures += 1
                 delay = min(_MAX_BACKOFF_SECONDS, 0.25 * 2**child.failures)
-                child.process, child.start_at = None, time.monotonic() + delay
+                child.process, child.last_code, child.start_at = None, code, time.monotonic() + delay
                 self._logs[child.name].note(f"restarting in {delay:g} s, {child.restarts_left} restarts left")
             else:
                 child.exit_code = code
@@ -254,7 +256,7 @@ class Supervisor:
         for child in self.children:
             if child.process is None and not child.has_ended:
                 if self._stopping:
-                    child.exit_code = 0  # it waited for a restart that is no longer wanted
+                    child.exit_code = child.last_code  # no restart is wanted any more
                 elif time.monotonic() >= child.start_at:
                     self._start(child)
 

@@ -12,8 +12,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +77,35 @@ def identify(pid: int) -> ProcessIdentity:
     if start is None:
         raise ProcessLookupError(f"no process {pid}")
     return ProcessIdentity(host=socket.gethostname(), boot_id=boot_id(), pid=pid, pid_start=start)
+
+
+def spawn_detached(
+    command: Sequence[str], environment: Mapping[str, str], *, output: Path | None = None, cwd: Path | None = None
+) -> int:
+    """Start a program in a session of its own that outlives this process; returns its pid.
+
+    Nothing ties it to the caller: no pipe, no inherited file, input and (without `output`) output
+    at /dev/null. The caller may ask `has_exited`, and need not.
+    """
+    target = str(output) if output is not None else os.devnull
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions: list[tuple[Any, ...]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, target, flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    program = list(command)
+    if cwd is not None:
+        program = ["/usr/bin/env", "-C", str(cwd), *program]
+    return os.posix_spawn(program[0], program, dict(environment), file_actions=actions, setsid=True)
+
+
+def has_exited(pid: int) -> bool:
+    """Whether a child of this process has ended; reaps it."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def session_members(session: int) -> list[ProcessIdentity]:

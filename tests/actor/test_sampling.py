@@ -64,7 +64,9 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
 
 
 def test_other_keys_and_other_positions_give_other_uniforms() -> None:
-    drawn = np.asarray(jax.jit(sampling.uniforms)(np.repeat(keys(50), 20, 0), np.tile(np.arange(20, dtype=np.int32), 50)))
+    drawn = np.asarray(
+        jax.jit(sampling.uniforms)(np.repeat(keys(50), 20, 0), np.tile(np.arange(20, dtype=np.int32), 50))
+    )
     assert len(np.unique(drawn)) > 990
     assert (drawn >= 0).all()
     assert (drawn < 1).all()
@@ -75,9 +77,7 @@ def test_greedy_takes_the_likeliest_at_temperature_one() -> None:
     tokens, logprobs = jax.jit(sampling.greedy)(logits)
     np.testing.assert_array_equal(np.asarray(tokens), logits.argmax(-1))
     wide = logits.astype(np.float64)
-    np.testing.assert_allclose(
-        np.asarray(logprobs), wide.max(-1) - np.log(np.exp(wide).sum(-1)), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(np.asarray(logprobs), wide.max(-1) - np.log(np.exp(wide).sum(-1)), rtol=1e-5, atol=1e-5)
 
 
 def test_request_keys_differ_by_every_part() -> None:

@@ -89,14 +89,13 @@ def test_window_counts_cover_the_worst_batch() -> None:
         {
             "learner.max_windows": 20,
             "learner.windows_per_microbatch": 4,
-            "learner.num_window_counts": 3,
             "learner.groups_per_batch": 8,
             "algorithm.group_size": 8,
             "learner.window_tokens": 64,
             "actor.context_tokens": 32,
         },
     )
-    assert window_counts(config) == (8, 16, 20, 32)  # 64 trajectories, two a window
+    assert window_counts(config) == tuple(range(4, 33, 4))  # 64 trajectories, two a window
 
 
 def test_no_surplus_count_where_max_windows_covers_it() -> None:

@@ -35,7 +35,7 @@ def start(store: ObjectStore) -> Iterator[Callable[..., subprocess.Popen[bytes]]
     started: list[subprocess.Popen[bytes]] = []
 
     def launch(script: dict[str, Any], *options: str, key: str = "key") -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.support.scripted_component", "--run", store.uri]
+        command = [sys.executable, "-m", "tests.support.scripted.scripted_component", "--run", store.uri]
         supervise = [sys.executable, "-m", "tasks.supervise", "--run", store.uri, "--process", "worker"]
         supervise += ["--submission-key", key]
         supervisor = subprocess.Popen(
@@ -122,7 +122,7 @@ def test_the_stop_object_ends_a_process_by_itself(store, start) -> None:
 
 
 def test_a_process_deaf_to_the_stop_object_is_killed_after_the_grace(store, start) -> None:
-    supervisor = start({"waits": True, "ends_run": True}, "--grace-seconds", "0.5")  # ends_run: it ignores stops
+    supervisor = start({"waits": True, "ignores_stop": True}, "--grace-seconds", "0.5")
     child = life(store)["pid"]
     control.request_stop(store, reason="test", source="test", failed=True)
     assert supervisor.wait(30) != 0
@@ -131,7 +131,7 @@ def test_a_process_deaf_to_the_stop_object_is_killed_after_the_grace(store, star
 
 def test_work_after_the_end_ignores_the_stop_object(store, start) -> None:
     control.request_stop(store, reason="completed", source="test", failed=False)
-    assert start({"seconds": 0.3, "ends_run": True}, "--ignore-stop").wait(20) == 0
+    assert start({"seconds": 0.3, "ignores_stop": True}, "--ignore-stop").wait(20) == 0
     assert store.get("logs/worker.log").decode().count("done") == 1
 
 
@@ -195,7 +195,7 @@ def test_bad_arguments_say_what_is_accepted(arguments: list[str]) -> None:
 
 
 def test_stop_run_ends_every_process_and_says_how(store, start) -> None:
-    supervisor = start({"waits": True, "ends_run": True})
+    supervisor = start({"waits": True, "ignores_stop": True})
     child = life(store)["pid"]
     outcome = process_table.stop_run(store, reason="test", source="test", voluntary_seconds=0.5)
     assert outcome == {"worker": "terminated"}

@@ -177,8 +177,12 @@ class AirflowClient:
             f"{self._run_path(dag_id, run_id)}/taskInstances/{self._quote(task_id)}/logs/{try_number}"
             f"?map_index={map_index}&full_content=true"
         )
-        content = self.request("GET", path)["content"]
-        return [line["event"] if isinstance(line, dict) else str(line) for line in content]
+        lines = []
+        for line in self.request("GET", path)["content"]:
+            lines.append(line["event"] if isinstance(line, dict) else str(line))
+            for error in (line.get("error_detail") or []) if isinstance(line, dict) else []:
+                lines.append(f"{error['exc_type']}: {error['exc_value']}")
+        return lines
 
     def asset_events(self, name: str | None = None) -> list[dict[str, Any]]:
         """Asset events, newest first, each with `extra` and the run it came from."""

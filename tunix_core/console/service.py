@@ -11,14 +11,15 @@ Only HTTP and the command line reach Airflow from here; nothing of it is importe
 
 from __future__ import annotations
 
+import argparse
 import base64
 import contextlib
 import dataclasses
 import fcntl
+import importlib.metadata
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -28,8 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from tunix_core.console.airflow_client import AirflowClient
+from tunix_core.console.reaper import reap_ended_runs, runs_with_processes
 from tunix_core.errors import ConfigError, TunixError
-from tunix_core.processes import ProcessIdentity, identify, session_members, terminate, wait_until
+from tunix_core.processes import ProcessIdentity, identify, session_members, spawn_detached, terminate
+from tunix_core.storage.process_table import stop_run
+from tunix_core.storage.store import normalize_uri, open_store
 
 COMPONENTS = {
     "api-server": ("api-server", "--host", "127.0.0.1"),
@@ -39,7 +43,12 @@ COMPONENTS = {
 }
 """Command line of each component. Log servers stay off: the api-server reads the same disk."""
 
+_PIN = "import os,sys\nos.sched_setaffinity(0,map(int,sys.argv[1].split(',')))\nos.execv(sys.argv[2],sys.argv[2:])\n"
+
 ADMIN_USER = "admin"
+DAGS = ("post_training", "evaluate_trajectories")
+DEFAULT_HOME = Path(".airflow")
+DEFAULT_ROOT = Path("runs")
 
 
 class ServiceError(TunixError):
@@ -118,6 +127,11 @@ class AirflowService:
     def credentials(self) -> tuple[str, str]:
         """User and password of the administrator."""
         return ADMIN_USER, self._state()["password"]
+
+    @property
+    def store_roots(self) -> list[str]:
+        """Roots that runs of this service lie under."""
+        return list(self._state()["options"]["store_roots"])
 
     def client(self) -> AirflowClient:
         return AirflowClient(self.base_url, *self.credentials)
@@ -203,6 +217,7 @@ class AirflowService:
             "CORE__PARALLELISM": str(options["parallelism"]),
             "CORE__MAX_ACTIVE_TASKS_PER_DAG": str(options["parallelism"]),
             "CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
+            "CORE__HOSTNAME_CALLABLE": "socket.gethostname",  # asks no name server
             "CORE__FERNET_KEY": state["fernet_key"],
             "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{ADMIN_USER}:admin",
             "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
@@ -234,33 +249,31 @@ class AirflowService:
         }
         return environment | dict(options["environment"])
 
-    def _spawn(self, name: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, arguments: Sequence[str]) -> ProcessIdentity:
+        command = [sys.executable, "-m", "airflow", *arguments]
         cpus = self._state()["options"]["cpus"]
-        with self.log_path(name).open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "airflow", *arguments],
-                env=self.environment(),
-                cwd=self.home,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=(lambda: os.sched_setaffinity(0, cpus)) if cpus else None,
-            )
+        if cpus:
+            command = [sys.executable, "-S", "-E", "-c", _PIN, ",".join(map(str, cpus)), *command]
+        return identify(spawn_detached(command, self.environment(), output=self.log_path(name), cwd=self.home))
 
     def _migrate(self, timeout_seconds: float) -> None:
         """Create or upgrade the database. Nothing to do while a component runs on it."""
         if any(self.components().values()):
             return
-        process = self._spawn("migrate", ["db", "migrate"])
         try:
-            code = process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            code = -signal.SIGKILL
-        if code != 0:
-            raise ServiceError(f"airflow db migrate ended with {code}:\n{self.log_tail('migrate')}")
+            with self.log_path("migrate").open("ab") as log:
+                subprocess.run(
+                    [sys.executable, "-m", "airflow", "db", "migrate"],
+                    env=self.environment(),
+                    cwd=self.home,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    check=True,
+                    timeout=timeout_seconds,
+                )
+        except subprocess.SubprocessError as error:
+            raise ServiceError(f"{error}:\n{self.log_tail('migrate')}") from error
 
     def start_component(self, name: str) -> ProcessIdentity:
         """Start one component; returns the running one when there is one already."""
@@ -274,8 +287,7 @@ class AirflowService:
             arguments = list(COMPONENTS[name])
             if name == "api-server":
                 arguments += ["--port", str(state["port"])]
-            child = self._spawn(name, arguments)
-            process = identify(child.pid)
+            process = self._spawn(name, arguments)
             state.setdefault("processes", {})[name] = dataclasses.asdict(process)
             return process
 
@@ -350,5 +362,69 @@ class AirflowService:
                     own.append(process)
         return own
 
-    def wait_stopped(self, timeout_seconds: float = 10.0) -> bool:
-        return wait_until(lambda: not any(self.components().values()), timeout_seconds)
+
+def default_options(store_roots: Sequence[str], *, cpus: tuple[int, ...] = ()) -> ServiceOptions:
+    """Options of a service that runs this project's DAGs, from a checkout or installed."""
+    project = Path(__file__).resolve().parents[2]
+    # In the path twice (installed, and as a checkout), Airflow would find the plugin twice.
+    installed = any(
+        Path(str(found.locate_file(""))).resolve() != project
+        for found in importlib.metadata.distributions(name="tunix-airflow")
+    )
+    return ServiceOptions(
+        dags_folder=str(project / "dags"),
+        store_roots=tuple(normalize_uri(root) for root in store_roots),
+        import_paths=() if installed else (str(project),),
+        cpus=cpus,
+    )
+
+
+def up(home: Path, roots: Sequence[str]) -> None:
+    """Start the service, end what outlived its DAG run, and say where the UI is."""
+    service = AirflowService(home)
+    service.start(default_options(roots))
+    client = service.client()
+    for dag_id in DAGS:
+        client.wait_for_dag(dag_id)
+        client.unpause(dag_id)
+    for uri, processes in reap_ended_runs(service.store_roots, client).items():
+        print(f"ended what was left of {uri}: {', '.join(sorted(processes))}")
+    user, password = service.credentials
+    print(f"Airflow: {service.base_url}   user {user}   password {password}")
+
+
+def down(home: Path) -> None:
+    """Stop the service and every process of the runs that it can have started."""
+    service = AirflowService(home)
+    if not service.exists:
+        print(f"no service was started in {home}")
+        return
+    roots = service.store_roots
+    service.stop()
+    for uri in runs_with_processes(roots):
+        outcome = stop_run(open_store(uri), reason="the service was stopped", source="service down")
+        print(f"stopped {', '.join(sorted(outcome)) or 'nothing'} of {uri}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tunix_core.console.service", description="The local Airflow.")
+    parser.add_argument("command", choices=["up", "down", "status"])
+    parser.add_argument("--home", type=Path, default=DEFAULT_HOME, help="folder of the service (%(default)s)")
+    parser.add_argument("--root", action="append", help=f"store root for runs, repeatable ({DEFAULT_ROOT})")
+    options = parser.parse_args(argv)
+    try:
+        if options.command == "up":
+            up(options.home, options.root or [str(DEFAULT_ROOT)])
+        elif options.command == "down":
+            down(options.home)
+        else:
+            for name, process in AirflowService(options.home).components().items():
+                print(f"{name:14} {'pid ' + str(process.pid) if process else 'down'}")
+    except TunixError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

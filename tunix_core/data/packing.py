@@ -3,12 +3,11 @@
 Segment ids count from 1 in each window (0 is padding) and positions restart in each segment, so
 attention that respects segments sees every trajectory as if it stood alone.
 
-How many windows a batch needs varies; how many a compiled step takes does not. The counts that are
-compiled are spaced evenly up to `learner.max_windows`, plus one that covers the worst case of a
-whole batch (every trajectory at `actor.context_tokens`) where that lies above: the batch is fixed,
-so it is never cut and never shrinks because its trajectories got longer. Only shards written with
-a longer context than this run's can need more than that; then `fit_groups` says how many whole
-groups fit, and the caller puts the rest back.
+How many windows a batch needs varies; a batch is padded to whole micro-batches on every data shard.
+The largest one that is compiled for covers the worst case of a whole batch, every trajectory at
+`actor.context_tokens`: the batch is fixed, so it is never cut and never shrinks because its
+trajectories got longer. Only shards written with a longer context than this run's can need more than
+that; then `fit_groups` says how many whole groups fit, and the caller puts the rest back.
 """
 
 from __future__ import annotations
@@ -63,19 +62,16 @@ def best_fit(lengths: np.ndarray, window_tokens: int) -> Layout:
 
 
 def window_counts(config: RunConfig) -> tuple[int, ...]:
-    """The window counts to compile, rising; each a multiple of `windows_per_microbatch * mesh.data`."""
+    """The window counts that a batch is padded to, rising: multiples of a micro-batch on every data shard.
+
+    The last one covers the worst case of a whole batch, every trajectory at `actor.context_tokens`.
+    """
     learner = config.learner
     unit = learner.windows_per_microbatch * config.mesh.data
-
-    def rounded(windows: float) -> int:
-        return max(1, -int(-windows // unit)) * unit
-
-    counts = {
-        rounded(learner.max_windows * (i + 1) / learner.num_window_counts) for i in range(learner.num_window_counts)
-    }
     per_window = learner.window_tokens // config.actor.context_tokens
     worst = max(-(-config.batch_trajectories // per_window), config.algorithm.group_size)
-    return tuple(sorted(counts | {max(max(counts), rounded(worst))}))
+    largest = -(-max(learner.max_windows, worst) // unit)
+    return tuple(unit * (i + 1) for i in range(largest))
 
 
 def fit_groups(group_lengths: Sequence[np.ndarray], window_tokens: int, max_windows: int) -> int:

@@ -142,10 +142,9 @@ def _share(total: float, count: float) -> float:
 def _row_values(rows: ShardRows) -> np.ndarray:
     """[N, len(_SUMS)] of one shard. Forks of an episode lie in one shard (a shard is whole groups)."""
     last = _last_forks(rows)
-    turns_of, turns = rows.ragged("turns")
-    is_policy = np.array([turn["role"] == "policy" for turn in turns], np.float64)
-    is_call = np.array([bool(turn["tool_name"]) for turn in turns], np.float64)
-    is_ok = np.array([bool(turn["tool_name"]) and turn["tool_ok"] for turn in turns], np.float64)
+    turns_of, roles = rows.turn_column("role")
+    is_call = rows.turn_column("tool_name")[1] != ""
+    is_ok = is_call & rows.turn_column("tool_ok")[1].astype(bool)
     reasons = rows.column("finish_reason")
     columns = {
         "episodes": last,
@@ -154,7 +153,7 @@ def _row_values(rows: ShardRows) -> np.ndarray:
         "policy_tokens": rows.column("num_policy_tokens"),
         "reward": rows.column("reward") * last,
         "success": successes(rows) * last,
-        "turns": _sum_lists(turns_of, is_policy) * last,
+        "turns": _sum_lists(turns_of, roles == "policy") * last,
         "tool_calls": _sum_lists(turns_of, is_call) * last,
         "tool_ok": _sum_lists(turns_of, is_ok) * last,
         "truncated": (reasons == "truncated") * last,
@@ -185,14 +184,8 @@ def _sum_lists(offsets: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def successes(rows: ShardRows) -> np.ndarray:
     """[N] 1 where the task was solved."""
-    offsets, items = rows.ragged("reward_components")
-    solved = (rows.column("reward") >= 1.0).astype(np.float64)
-    named = np.array([key == SUCCESS_COMPONENT for key, _ in items], bool)
-    if named.any():
-        of_row = np.repeat(np.arange(rows.num_rows), np.diff(offsets))
-        values = np.array([value for _, value in items], np.float64)
-        solved[of_row[named]] = values[named] >= 1.0
-    return solved
+    answers, rewards = rows.component(SUCCESS_COMPONENT), rows.column("reward")
+    return (np.where(np.isnan(answers), rewards, answers) >= 1.0).astype(np.float64)
 
 
 def evaluator() -> str:

@@ -12,8 +12,7 @@ from tunix_core.config import RunConfig
 from tunix_core.data.packing import PackedArrays
 from tunix_core.distributed.mesh import make_mesh
 from tunix_core.errors import CorruptObject
-from tunix_core.learner.objectives import Batch
-from tunix_core.learner.train_step import TrainState, make_train_step
+from tunix_core.learner.train_step import PlacedBatch, TrainState, make_train_step
 from tunix_core.learner.trainer import check_leaves
 from tunix_core.models.decoder import Params, flatten_parameters, unflatten_parameters
 
@@ -34,11 +33,11 @@ class DecoderTrainer:
     def compile(self, num_windows: int) -> None:
         self._step.compile(num_windows)
 
-    def put(self, arrays: PackedArrays) -> Batch:
+    def put(self, arrays: PackedArrays) -> PlacedBatch:
         return self._step.put(arrays)
 
     def step(
-        self, state: TrainState, reference: Params, batch: Batch, denominator: int
+        self, state: TrainState, reference: Params, batch: PlacedBatch, denominator: int
     ) -> tuple[TrainState, Mapping[str, Any]]:
         return self._step(state, reference, batch, denominator)
 

@@ -157,10 +157,9 @@ class Learner:
 
     def _warm_up(self) -> None:
         started = time.monotonic()
-        for count in self._counts:
-            self._trainer.compile(count)
+        self._trainer.compile(self._counts[-1])
         self._compilations.warmed_up()
-        self._log(f"compiled window counts {list(self._counts)} in {time.monotonic() - started:.1f} s")
+        self._log(f"compiled for up to {self._counts[-1]} windows in {time.monotonic() - started:.1f} s")
 
     def _replay(self) -> None:
         first = self.clock

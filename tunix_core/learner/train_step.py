@@ -4,8 +4,9 @@ The whole step is manual with `check_vma=True`: parameters are replicated and ca
 the micro-batch scan, so that their gradients stay per device until the one explicit sum. (Without the
 check, the loss was exact and the gradients silently wrong.)
 
-Executables are compiled ahead of time for each number of windows; they refuse any other shape, so
-nothing compiles after warm-up.
+A batch always has the shape that was compiled, ahead of time; how many of its micro-batches hold
+anything is data, the bound of the loop over them. So one executable serves every batch without
+paying for its padding, and nothing compiles after warm-up.
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ class TrainState(NamedTuple):
     step: Any  # int32 []
 
 
+class PlacedBatch(NamedTuple):
+    """A batch on the mesh, in the compiled shape."""
+
+    windows: Batch
+    num_microbatches: Any
+    """int32 [], per device and the same on all: the leading ones that hold anything."""
+
+
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """AdamW behind a clip of the global norm, with linear warm-up."""
     rate: Any = config.learning_rate
@@ -71,27 +80,26 @@ def _varying(tree: Any) -> Any:
 
 
 def _accumulate(
-    objective: Objective, params: Params, reference: Params, batch: Batch, denominator: jax.Array, microbatch: int
+    objective: Objective, params: Params, reference: Params, batch: PlacedBatch, denominator: jax.Array, microbatch: int
 ) -> tuple[jax.Array, Params, Sums]:
     """Loss, gradient and sums of this device's windows, micro-batch by micro-batch; all per device."""
-    num_microbatches = batch.tokens.shape[0] // microbatch
-    parts = jax.tree.map(lambda leaf: leaf.reshape(num_microbatches, microbatch, *leaf.shape[1:]), batch)
     value_and_grad = jax.value_and_grad(objective, has_aux=True)
 
-    def evaluate(windows: Batch) -> tuple[jax.Array, Params, Sums]:
+    def evaluate(i: Any) -> tuple[jax.Array, Params, Sums]:
+        windows = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, i * microbatch, microbatch), batch.windows
+        )
         (loss, sums), gradient = value_and_grad(params, reference, windows, denominator)
         return loss, gradient, sums
 
-    # One traced copy of the pass: the carry starts as zeros of its shapes instead of a first pass.
-    shapes = jax.eval_shape(evaluate, jax.tree.map(lambda leaf: leaf[0], parts))
+    def body(i: jax.Array, total: tuple[jax.Array, Params, Sums]) -> tuple[jax.Array, Params, Sums]:
+        loss, gradient, sums = total
+        more_loss, more_gradient, more_sums = evaluate(i)
+        return loss + more_loss, jax.tree.map(jnp.add, gradient, more_gradient), _combine(sums, more_sums)
+
+    shapes = jax.eval_shape(evaluate, 0)
     zeros = _varying(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
-
-    def body(carry: tuple[jax.Array, Params, Sums], windows: Batch) -> tuple[tuple[jax.Array, Params, Sums], None]:
-        loss, gradient, sums = carry
-        more_loss, more_gradient, more_sums = evaluate(windows)
-        return (loss + more_loss, jax.tree.map(jnp.add, gradient, more_gradient), _combine(sums, more_sums)), None
-
-    return jax.lax.scan(body, zeros, parts)[0]
+    return jax.lax.fori_loop(0, batch.num_microbatches, body, zeros)
 
 
 def _update(
@@ -100,7 +108,7 @@ def _update(
     microbatch: int,
     state: TrainState,
     reference: Params,
-    batch: Batch,
+    batch: PlacedBatch,
     denominator: jax.Array,
 ) -> tuple[TrainState, Sums]:
     """What each device runs under `shard_map`."""
@@ -130,28 +138,25 @@ def _update(
 
 
 class TrainStep:
-    """Compiled updates of one objective on one mesh. Holds executables, no state.
-
-    Raises (from `__call__` and `put`):
-        ConfigError: a number of windows that was not compiled.
-    """
+    """A compiled update of one objective on one mesh. Holds the executable, no state."""
 
     def __init__(
         self, config: RunConfig, mesh: Mesh, *, objective: Objective, optimizer: optax.GradientTransformation
     ) -> None:
         self._config = config
-        self._mesh = mesh
         self._optimizer = optimizer
         self._replicated = placed(mesh, REPLICATED)
         self._windows = placed(mesh, WINDOWS)
-        self._executables: dict[int, Any] = {}
+        self._num_shards = config.mesh.data * config.mesh.fsdp
+        self._executable: Any = None
+        self._num_windows = 0
         self._init_optimizer = jax.jit(optimizer.init, out_shardings=self._replicated)
         local = functools.partial(_update, objective, optimizer, config.learner.windows_per_microbatch)
         self._step = jax.jit(
             jax.shard_map(
                 local,
                 mesh=mesh,
-                in_specs=(REPLICATED, REPLICATED, WINDOWS, REPLICATED),
+                in_specs=(REPLICATED, REPLICATED, PlacedBatch(WINDOWS, REPLICATED), REPLICATED),
                 out_specs=(REPLICATED, REPLICATED),
                 check_vma=True,
             ),
@@ -182,35 +187,57 @@ class TrainStep:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated), state)
 
     def compile(self, num_windows: int) -> None:
-        """Make the executable for a batch of so many windows.
+        """Make the executable for batches of at most so many windows.
 
         Raises:
             ConfigError: it does not divide into micro-batches on every device.
         """
-        unit = self._config.learner.windows_per_microbatch * self._config.mesh.data
+        unit = self._config.learner.windows_per_microbatch * self._num_shards
         if num_windows < 1 or num_windows % unit:
             raise ConfigError(
                 "num_windows",
                 num_windows,
-                f"a multiple of windows_per_microbatch * mesh.data = {unit}",
-                "Pad the batch.",
+                f"a multiple of windows_per_microbatch * data shards = {unit}",
+                "Round it up.",
             )
-        if num_windows in self._executables:
-            return
         shape = (num_windows, self._config.learner.window_tokens)
         kinds = Batch(jnp.int32, jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.float32, jnp.float32)
-        batch = Batch(*(jax.ShapeDtypeStruct(shape, kind, sharding=self._windows) for kind in kinds))
+        windows = Batch(*(jax.ShapeDtypeStruct(shape, kind, sharding=self._windows) for kind in kinds))
+        batch = PlacedBatch(windows, jax.ShapeDtypeStruct((), jnp.int32, sharding=self._replicated))
         state = self.abstract_state()
         denominator = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
-        self._executables[num_windows] = self._step.lower(state, state.params, batch, denominator).compile()
+        self._executable = self._step.lower(state, state.params, batch, denominator).compile()
+        self._num_windows = num_windows
 
-    def put(self, batch: Any) -> Batch:
-        """Host arrays, named as in `Batch`, onto the mesh: each device gets its own windows."""
-        self._executable(len(batch.tokens))
-        return Batch(*(jax.device_put(np.asarray(getattr(batch, name)), self._windows) for name in Batch._fields))
+    def put(self, batch: Any) -> PlacedBatch:
+        """Host arrays `[n, W]`, named as in `Batch`, onto the mesh in the compiled shape.
+
+        Windows go to the data shards in turn, so that every shard has as many micro-batches to do.
+
+        Raises:
+            ConfigError: more windows than were compiled, or of another width.
+        """
+        num_windows, width = batch.tokens.shape
+        if num_windows > self._num_windows or width != self._config.learner.window_tokens:
+            raise ConfigError(
+                "batch",
+                (num_windows, width),
+                f"at most {self._num_windows} windows of {self._config.learner.window_tokens} tokens",
+                "Compile for larger batches, or take fewer groups.",
+            )
+        unit = self._config.learner.windows_per_microbatch * self._num_shards
+        windows = Batch(*(jax.device_put(self._dealt(getattr(batch, name)), self._windows) for name in Batch._fields))
+        return PlacedBatch(windows, jax.device_put(np.int32(-(-num_windows // unit)), self._replicated))
+
+    def _dealt(self, array: np.ndarray) -> np.ndarray:
+        """Padded to the compiled number of windows; row i lies on shard i mod `num_shards`."""
+        padded = np.zeros((self._num_windows, *array.shape[1:]), array.dtype)
+        padded[: len(array)] = array
+        dealt = padded.reshape(-1, self._num_shards, *array.shape[1:]).swapaxes(0, 1)
+        return np.ascontiguousarray(dealt).reshape(padded.shape)
 
     def __call__(
-        self, state: TrainState, reference: Params, batch: Batch, denominator: float
+        self, state: TrainState, reference: Params, batch: PlacedBatch, denominator: float
     ) -> tuple[TrainState, Mapping[str, jax.Array]]:
         """One update; `state` is given up.
 
@@ -223,19 +250,9 @@ class TrainStep:
             The new state, and scalars still on the device. `nonfinite` is 1 where loss or gradient was
             not finite: then parameters and optimizer state are the old ones, and the step counts all the same.
         """
+        assert self._executable is not None, "compile before the first step"
         divisor = jax.device_put(np.float32(max(denominator, 1)), self._replicated)
-        return self._executable(batch.tokens.shape[0])(state, reference, batch, divisor)
-
-    def _executable(self, num_windows: int) -> Any:
-        try:
-            return self._executables[num_windows]
-        except KeyError:
-            raise ConfigError(
-                "num_windows",
-                num_windows,
-                f"a compiled count: {sorted(self._executables)}",
-                "Pad the batch or compile first.",
-            ) from None
+        return self._executable(state, reference, batch, divisor)
 
 
 def make_train_step(config: RunConfig, mesh: Mesh) -> TrainStep:

@@ -23,7 +23,7 @@ class Trainer(Protocol):
         """The weights of the KL reference on the device."""
 
     def compile(self, num_windows: int) -> None:
-        """Make the executable for this number of windows; later calls with others fail."""
+        """Make the executable for batches of at most so many windows; larger ones are refused later."""
 
     def put(self, arrays: PackedArrays) -> Any:
         """Onto the device, as the compiled step takes it."""

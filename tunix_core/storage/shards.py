@@ -199,6 +199,12 @@ class ShardRows:
             self._columns[name] = _to_numpy(array)
         return self._columns[name]
 
+    def turn_column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """One field of the turns as `(offsets [N+1], values)`, like `ragged`."""
+        array = self._arrays["turns"]
+        offsets = array.offsets.to_numpy() if self.num_rows else np.zeros(1, np.int32)
+        return offsets, _to_numpy(array.values.field(name))
+
     def ragged(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """A list column as `(offsets [N+1], values)`: row i is `values[offsets[i]:offsets[i + 1]]`."""
         if name not in self._lists:
