@@ -1,16 +1,20 @@
 """Tool tokens leaked into KL, return or reward (slime #1370, verl #6392, SkyRL #710)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tunix_core.config import AlgorithmConfig, ModelConfig
-from tunix_core.learner.objectives import Batch, finalize, policy_objective
+from tunix_core.learner.objectives import Batch, finalize, policy_objective, supervised_objective
 from tunix_core.models.decoder import init_parameters
 
 MODEL = ModelConfig()
-MASK = np.array([[False, False, True, True, False, True, False, False]])  # two tool tokens, padding at the end
+MASK = np.array(
+    [[False, False, True, True, False, True, False, False]]
+)  # a prompt, a tool's answer, padding at the end
 BATCH = Batch(
     tokens=np.arange(8, dtype=np.int32)[None],
     positions=np.array([[0, 1, 2, 3, 4, 5, 6, 0]], np.int32),
@@ -24,23 +28,28 @@ PARAMS = jax.tree.map(jnp.asarray, init_parameters(MODEL, 0))
 REFERENCE = jax.tree.map(jnp.asarray, init_parameters(MODEL, 1))
 
 
-@jax.jit
-def everything(batch: Batch):
-    objective = policy_objective(MODEL, AlgorithmConfig(kl_coefficient=0.1))
+OBJECTIVES = {
+    "policy": policy_objective(MODEL, AlgorithmConfig(kl_coefficient=0.1)),
+    "supervised": supervised_objective(MODEL),
+}
 
+
+@functools.partial(jax.jit, static_argnums=0)
+def everything(name: str, batch: Batch):
     def loss(params):
-        part, sums = objective(params, REFERENCE, batch, jnp.float32(3.0))
+        part, sums = OBJECTIVES[name](params, REFERENCE, batch, jnp.float32(3.0))
         return part, finalize(sums)
 
     (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(PARAMS)
     return value, metrics, gradient
 
 
+@pytest.mark.parametrize("name", ["policy", "supervised"])
 @pytest.mark.parametrize("field", ["behavior_logprobs", "advantages", "temperature"])
 @pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf, 0.0, 1e30])
-def test_tool_tokens_cannot_matter(field: str, junk: float) -> None:
+def test_tool_tokens_cannot_matter(name: str, field: str, junk: float) -> None:
     dirty = BATCH._replace(**{field: np.where(MASK, getattr(BATCH, field), np.float32(junk))})
-    clean_leaves, dirty_leaves = (jax.tree.leaves(everything(batch)) for batch in (BATCH, dirty))
+    clean_leaves, dirty_leaves = (jax.tree.leaves(everything(name, batch)) for batch in (BATCH, dirty))
     assert len(clean_leaves) > 10
     for expected, received in zip(clean_leaves, dirty_leaves, strict=True):
         assert np.isfinite(np.asarray(expected)).all()
@@ -50,4 +59,4 @@ def test_tool_tokens_cannot_matter(field: str, junk: float) -> None:
 def test_a_policy_token_does_matter() -> None:
     """So that the test above can fail."""
     changed = BATCH._replace(advantages=np.where(MASK, 2 * BATCH.advantages, BATCH.advantages))
-    assert everything(changed)[0] != everything(BATCH)[0]
+    assert everything("policy", changed)[0] != everything("policy", BATCH)[0]

@@ -47,12 +47,15 @@ def predictions(params: Params, config: ModelConfig, batch: Batch) -> tuple[jax.
     """Log probability of each token given those before it in its segment, and that distribution's entropy.
 
     Returns:
-        logprobs, entropy: `[M, W]`; entry 0 of a window is meaningless, as is every segment's first.
+        logprobs, entropy: `[M, W]`; at the row's temperature where `loss_mask` is true, at 1 elsewhere; entry 0
+            of a window is meaningless, as is every segment's first.
     """
     hidden = hidden_states(params, config, batch.tokens, batch.positions, batch.segment_ids)
     # The state before each token; the last state predicts nothing inside the window.
     before = jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
-    return token_logprobs(params, config, before, batch.tokens, batch.temperature)
+    # An empty window is all zeros, its temperature too: 0 times infinity would come back in the gradient.
+    temperature = aggregation.where_policy(batch.loss_mask, batch.temperature, 1.0)
+    return token_logprobs(params, config, before, batch.tokens, temperature)
 
 
 def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objective:
@@ -65,10 +68,7 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
     def objective(params: Params, reference: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, Sums]:
         mask = jnp.asarray(batch.loss_mask)
         # Masked tokens may hold anything: neutral values on the way in, none of them on the way out.
-        batch = batch._replace(
-            advantages=aggregation.where_policy(mask, batch.advantages),
-            temperature=aggregation.where_policy(mask, batch.temperature, 1.0),
-        )
+        advantages = aggregation.where_policy(mask, batch.advantages)
         logprobs, entropy = predictions(params, model, batch)
         reference_logprobs = jax.lax.stop_gradient(predictions(reference, model, batch)[0])
         proximal = jax.lax.stop_gradient(logprobs)
@@ -76,7 +76,7 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
 
         correction = corrections.truncated_importance_weights(proximal, behavior, algorithm.importance_truncation)
         loss, clipped = losses.decoupled_ppo(
-            logprobs, proximal, batch.advantages, correction, algorithm.clip_low, algorithm.clip_high
+            logprobs, proximal, advantages, correction, algorithm.clip_low, algorithm.clip_high
         )
         # Both gradients of the estimator: of the ratio and of k3.
         leash = correction * kl.unbiased_k3(logprobs, proximal, reference_logprobs)
