@@ -155,6 +155,11 @@ def _column(field: pa.Field, trajectories: Sequence[Trajectory]) -> pa.Array:
             for t in trajectories
         ]
         return pa.array(hashes, field.type)
+    if name in ("policy_version_min", "policy_version_max"):
+        aligned = [len(t.loss_mask) == len(t.token_policy_version) for t in trajectories]
+        return pa.array(
+            [getattr(t, name) if ok else -1 for t, ok in zip(trajectories, aligned, strict=True)], field.type
+        )
     return pa.array([getattr(t, name) for t in trajectories], field.type)
 
 
