@@ -79,6 +79,8 @@ class EnvironmentConfig:
     name: Literal["lookup", "calculator"] = "lookup"
     num_digits: int = 3
     """Digits of the value to find (lookup) or of each operand (calculator)."""
+    num_tasks: int = 4096
+    """Training tasks per epoch; the next epoch repeats them."""
     num_keys: int = 16
     """Lookup: how many keys a table draws from."""
     latency_mean_seconds: float = 0.15
@@ -98,6 +100,7 @@ class EnvironmentConfig:
             "Name a built-in one.",
         )
         _require_range("environment.num_digits", self.num_digits, 1, 6)
+        _require_range("environment.num_tasks", self.num_tasks, 1, 2**31)
         _require_range("environment.num_keys", self.num_keys, 3, 26)
         _require_range("environment.latency_mean_seconds", self.latency_mean_seconds, 0, 3600)
         _require_range("environment.latency_sigma", self.latency_sigma, 0, 3)
@@ -201,12 +204,10 @@ class LearnerConfig:
     groups_per_batch: int = 32
     window_tokens: int = 256
     """Tokens of a packed row, W. A longer trajectory is counted overlong, never cut."""
-    windows_per_microbatch: int = 8
+    windows_per_microbatch: int = 4
     """Windows per data shard in one gradient accumulation."""
     max_windows: int = 64
-    """Largest compiled window count of a batch, over all data shards."""
-    num_window_counts: int = 4
-    """How many window counts are compiled, evenly spaced up to `max_windows`."""
+    """Windows of the compiled batch, over all data shards; raised where a whole batch could need more."""
     buffer_bytes: int = 256 * 2**20
     snapshot_interval_steps: int = 1
     max_nonfinite_steps: int = 3
@@ -218,7 +219,6 @@ class LearnerConfig:
         _require_range("learner.window_tokens", self.window_tokens, 16)
         _require_range("learner.windows_per_microbatch", self.windows_per_microbatch, 1)
         _require_range("learner.max_windows", self.max_windows, self.windows_per_microbatch)
-        _require_range("learner.num_window_counts", self.num_window_counts, 1, 16)
         _require_range("learner.buffer_bytes", self.buffer_bytes, 2**20)
         _require_range("learner.snapshot_interval_steps", self.snapshot_interval_steps, 1)
         _require_range("learner.max_nonfinite_steps", self.max_nonfinite_steps, 1)
@@ -266,8 +266,8 @@ class ActorConfig:
     max_turn_tokens: int = 16
     decode_steps: int = 8
     """Decode steps per dispatch."""
-    prefill_rows: int = 16
-    prefill_tokens: int = 16
+    prefill_rows: int = 32
+    prefill_tokens: int = 8
     """Prefill runs in chunks of `[prefill_rows, prefill_tokens]`."""
     flush_seconds: float = 0.5
     max_groups_per_shard: int = 16
@@ -410,6 +410,13 @@ class RunConfig:
             self.actor.num_slots,
             f"at least algorithm.group_size = {self.algorithm.group_size}",
             "A whole group decodes at once.",
+        )
+        _require(
+            self.actor.task_block_size <= self.environment.num_tasks,
+            "actor.task_block_size",
+            self.actor.task_block_size,
+            f"at most environment.num_tasks = {self.environment.num_tasks}",
+            "An epoch is cut into blocks.",
         )
         _require(
             self.actor.context_tokens <= self.learner.window_tokens,

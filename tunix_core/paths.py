@@ -125,6 +125,11 @@ def snapshot(version: int) -> str:
     return f"{SNAPSHOTS}{version:08d}/"
 
 
+def snapshot_refusal(version: int) -> str:
+    """Why the publication gate refused a snapshot; written beside it, once."""
+    return f"{snapshot(version)}REFUSED.json"
+
+
 def policy(version: int) -> str:
     return f"{POLICIES}{version:08d}/"
 

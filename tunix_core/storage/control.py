@@ -57,8 +57,8 @@ def request_stop(store: ObjectStore, *, reason: str, source: str, failed: bool) 
         return request
     except ObjectExists:
         standing = read_stop(store)
-        assert standing is not None, "stop requests are never withdrawn"
-        return standing
+        # A person who clears a failed run's tasks withdraws its stop, perhaps right now.
+        return standing or request_stop(store, reason=reason, source=source, failed=failed)
 
 
 def read_stop(store: ObjectStore) -> StopRequest | None:

@@ -101,6 +101,28 @@ class GcsStore:
             if not token:
                 return sorted(key for key in keys if key > after and not key.endswith("/"))
 
+    def list_folders(self) -> list[str]:
+        """First components of the keys that have more than one; cheap however many keys there are."""
+        names: set[str] = set()
+        token: str | None = None
+        while True:
+            page = self._call(
+                "",
+                "GET",
+                "b/{}/o",
+                self._bucket,
+                prefix=self._prefix,
+                delimiter="/",
+                maxResults=_PAGE,
+                pageToken=token,
+                fields="prefixes,nextPageToken",
+                json_out=True,
+            )
+            names.update(p[len(self._prefix) :].rstrip("/") for p in page.get("prefixes", ()))
+            token = page.get("nextPageToken")
+            if not token:
+                return sorted(names)
+
     # --- the plain ones ---
 
     def get(self, key: str) -> bytes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tunix_core import paths
 from tunix_core.config import RunConfig, config_from_dict, config_to_dict
 from tunix_core.errors import ConfigError, CorruptObject, ObjectExists
-from tunix_core.storage.store import ObjectStore, from_json, read_json, to_json
+from tunix_core.storage.store import ObjectStore, from_json, join_uri, normalize_uri, open_store, read_json, to_json
 
 _FORMAT = 1
 
@@ -58,3 +59,21 @@ def read_run(store: ObjectStore) -> tuple[RunConfig, dict[str, Any]]:
     except (KeyError, TypeError) as error:
         raise CorruptObject(f"{paths.RUN}: missing {error}") from error
     return config_from_dict(config), details
+
+
+def list_runs(root: str) -> list[str]:
+    """Names of the runs directly under a root, in order. Costs one listing of folders, not of keys."""
+    uri = normalize_uri(root)
+    scheme, _, rest = uri.partition("://")
+    if scheme == "file":
+        folder = Path(rest)
+        names = [entry.name for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
+    elif scheme == "gs":
+        from tunix_core.storage.gcs_store import GcsStore  # imports gcsfs, 1 to 2 s
+
+        bucket, _, prefix = rest.partition("/")
+        names = GcsStore(bucket, prefix).list_folders()
+    else:
+        names = [key.split("/")[0] for key in open_store(uri).list_after("") if "/" in key]
+    runs = (name for name in set(names) if not name.startswith("."))
+    return sorted(name for name in runs if open_store(join_uri(uri, name)).exists(paths.RUN))

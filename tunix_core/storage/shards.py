@@ -204,6 +204,12 @@ class ShardRows:
             self._columns[name] = _to_numpy(array)
         return self._columns[name]
 
+    def turn_column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """One field of the turns as `(offsets [N+1], values)`, like `ragged`."""
+        array = self._arrays["turns"]
+        offsets = array.offsets.to_numpy() if self.num_rows else np.zeros(1, np.int32)
+        return offsets, _to_numpy(array.values.field(name))
+
     def ragged(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """A list column as `(offsets [N+1], values)`: row i is `values[offsets[i]:offsets[i + 1]]`."""
         if name not in self._lists:
@@ -216,6 +222,17 @@ class ShardRows:
         """Row `row` of a list column, `[T]`; a view."""
         offsets, values = self.ragged(name)
         return values[offsets[row] : offsets[row + 1]]
+
+    def component(self, name: str) -> np.ndarray:
+        """float64 `[N]`: one reward component of every row, NaN where a row lacks it."""
+        array = self._arrays["reward_components"]
+        values = np.full(self.num_rows, np.nan)
+        if self.num_rows:
+            row_of = np.repeat(np.arange(self.num_rows), np.diff(array.offsets.to_numpy()))
+            start = array.offsets[0].as_py()
+            chosen = _to_numpy(array.keys)[start : start + len(row_of)] == name
+            values[row_of[chosen]] = _to_numpy(array.items)[start : start + len(row_of)][chosen]
+        return values
 
     def trajectory(self, row: int) -> Trajectory:
         """Row `row` as a value; its arrays are views.

@@ -1,0 +1,85 @@
+# Everything a person needs, from a clone with only python 3.11-3.13 and make.
+#
+#   make demo [RECIPE=lookup] [SEED=0] [STORE=local|gs]     one run, start to report
+#   make up / make down                                     the Airflow service alone
+#   make test lint bench docs-check                         what CI runs, and the measurements
+#   make lock                                               resolve requirements.lock anew
+#
+# `make PYTHON=python3.12 …` picks another interpreter; the environment is rebuilt when it differs.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+UV_VERSION := 0.13.9
+# An environment that exists is used as it is, so that `make down` never rebuilds what `make up` runs on.
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,python3)
+endif
+PYTHON_SERIES := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+INSTALLED := $(VENV)/.installed-$(PYTHON_SERIES)
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+
+RECIPE ?= lookup
+SEED ?= 0
+STORE ?= local
+BENCH ?= learner_feed
+BENCH_ARGS ?=
+TEST_ARGS ?=
+
+export JAX_PLATFORMS ?= cpu
+
+.PHONY: help install demo up down test lint format bench docs-check lock clean
+
+help:  ## This list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
+
+install: $(INSTALLED)  ## The locked environment in .venv, once.
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@case "$(PYTHON_SERIES)" in 3.11|3.12|3.13) ;; \
+	  *) echo "PYTHON: received $(PYTHON) ($(PYTHON_SERIES)), accepted 3.11 to 3.13. Run make PYTHON=python3.12 …" >&2; exit 64;; esac
+	@if ! $(BIN)/python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(PYTHON_SERIES)")' 2>/dev/null; then \
+	  $(PYTHON) -m venv --clear $(VENV); fi
+	@$(UV) --version 2>/dev/null | grep -qF '$(UV_VERSION)' || $(BIN)/python -m pip install --quiet 'uv==$(UV_VERSION)'
+	UV_COMPILE_BYTECODE=1 $(UV) pip sync --python $(BIN)/python --require-hashes requirements.lock
+	$(UV) pip install --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+demo: install  ## One run under Airflow: warm start, RL, evaluation, report in reports/demo/.
+	$(BIN)/python -m tunix_core.console.demo --recipe $(RECIPE) --seed $(SEED) --store $(STORE)
+
+up: install  ## Start the Airflow service; prints its address and login.
+	$(BIN)/python -m tunix_core.console.service up
+
+down: install  ## Stop the Airflow service and everything it started.
+	$(BIN)/python -m tunix_core.console.service down
+
+test: install  ## The test suite, with the coverage of tunix_core.
+	$(BIN)/python -m pytest -m "not slow" --cov=tunix_core --cov-report=term $(TEST_ARGS)
+
+lint: install  ## Format, lint and types; the same checks as pre-commit.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: install  ## Rewrite the files as `make lint` wants them.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install  ## One measurement: BENCH=learner_feed BENCH_ARGS="--run URI --quick --check".
+	$(BIN)/python -m tests.benchmarks.$(BENCH) $(BENCH_ARGS)
+
+docs-check: install  ## Links and commands named in README and CONTRIBUTING exist.
+	$(BIN)/python -m pytest -q tests/test_docs.py
+
+lock: install  ## Resolve requirements.lock anew: universal, hashed, naming no host.
+	$(UV) pip compile --universal --generate-hashes --upgrade --extra dev --python-version 3.11 \
+	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
+	@if grep -nE '(https?|file)://' requirements.lock; then echo "requirements.lock names a host" >&2; exit 1; fi
+
+clean:  ## Remove caches and build results; runs, reports and .venv stay.
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache .coverage htmlcov

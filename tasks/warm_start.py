@@ -1,0 +1,68 @@
+"""Makes policy version 0 from scripted demonstrations: `python -m tasks.warm_start --run URI`.
+
+Done once per run: with version 0 published it exits at once, so a repeated task changes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from tasks.entry import Task, run_task
+from tunix_core.config import config_to_dict
+from tunix_core.errors import Interrupted, ObjectExists
+from tunix_core.storage.control import write_heartbeat
+from tunix_core.storage.policies import PolicyStore
+from tunix_core.storage.snapshots import SnapshotStore
+
+
+def _warm_start(task: Task) -> None:
+    policies = PolicyStore(task.store)
+    if policies.current() is not None:
+        task.log("policy version 0 is published; nothing to do")
+        return
+    # JAX and its compilations only when there is something to train.
+    from tunix_core.actor.rollout import Evaluator
+    from tunix_core.distributed.compilation import enable_compilation_cache
+    from tunix_core.environments import task_seed
+    from tunix_core.learner.supervised import warm_start
+    from tunix_core.models.decoder import Params, flatten_parameters, init_parameters
+
+    enable_compilation_cache()
+    config = task.config
+    started = time.monotonic()
+    evaluator = Evaluator(config, init_parameters(config.model, config.seed))
+    seeds = [task_seed("held_out", i, config.seed) for i in range(config.evaluation.num_tasks)]
+
+    def evaluate(params: Params) -> float:
+        if task.interrupted.is_set():
+            raise Interrupted("warm start: stopped by a signal before version 0 was published")
+        return float(evaluator.run(params, seeds).success.mean())
+
+    def report(progress: dict[str, Any]) -> None:
+        progress = {**progress, "seconds": round(time.monotonic() - started, 1)}
+        write_heartbeat(task.store, task.process, progress)
+        task.log("warm start: step {num_steps} loss {loss:.3f} held-out success {success:.3f}".format(**progress))
+
+    result = warm_start(config, evaluate, report)
+    tensors = flatten_parameters(result.params)
+    SnapshotStore(task.store).write(0, tensors, incarnation=task.incarnation)
+    gate = {
+        "held_out_success": result.success,
+        "num_tasks": len(seeds),
+        "num_steps": result.num_steps,
+        "loss": result.loss,
+    }
+    try:
+        policies.publish(0, tensors, config=config_to_dict(config), parent=None, publisher=task.process, gate=gate)
+    except ObjectExists:
+        task.log("another warm start published version 0 first; its weights stand")
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_task("warm_start", _warm_start, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Trajectories to order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from tunix_core.data.rows import Rows, from_trajectories
+from tunix_core.types import Trajectory, Turn
+
+
+def make_trajectory(
+    trajectory_id: str,
+    *,
+    group_id: str | None = None,
+    version: int = 0,
+    length: int = 12,
+    num_prompt_tokens: int = 4,
+    reward: float = 0.0,
+    group_size: int = 2,
+    vocab_size: int = 64,
+    incarnation: str = "a0",
+    temperature: float = 1.0,
+    content: int = 0,
+) -> Trajectory:
+    """Token ids follow from the id and `content`; all tokens after the prompt are the policy's."""
+    digest = hashlib.sha256(f"{trajectory_id}/{content}".encode()).digest()
+    rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+    prompt = min(num_prompt_tokens, length)
+    loss_mask = np.arange(length) >= prompt
+    return Trajectory(
+        trajectory_id=trajectory_id,
+        episode_id=trajectory_id,
+        group_id=group_id if group_id is not None else trajectory_id.split("/")[0],
+        group_size=group_size,
+        task_id="task",
+        environment="lookup",
+        task_seed=0,
+        split="train",
+        actor_id="actor",
+        incarnation=incarnation,
+        created_at=1.0,
+        tokens=rng.integers(0, vocab_size, length).astype(np.int32),
+        loss_mask=loss_mask,
+        behavior_logprobs=np.where(loss_mask, -rng.uniform(0.5, 4.0, length), 0).astype(np.float32),
+        token_policy_version=np.where(loss_mask, version, -1).astype(np.int32),
+        temperature=temperature,
+        turns=[Turn(role="prompt", start=0, end=prompt), Turn(role="policy", start=prompt, end=length)],
+        reward=reward,
+        reward_components={"answer": reward},
+        finish_reason="completed",
+        generation_seconds=0.1,
+        environment_seconds=0.2,
+        messages="[]",
+    )
+
+
+def make_group(
+    group_id: str, *, size: int = 2, version: int = 0, lengths: Sequence[int] = (12, 9, 15, 7), **kwargs
+) -> list[Trajectory]:
+    """Rewards alternate 0, 1, so that a group has a signal."""
+    return [
+        make_trajectory(
+            f"{group_id}/{i}",
+            version=version,
+            length=lengths[i % len(lengths)],
+            reward=float(i % 2),
+            group_size=size,
+            **kwargs,
+        )
+        for i in range(size)
+    ]
+
+
+def make_rows(shard: str, trajectories: Sequence[Trajectory], **kwargs) -> Rows:
+    return from_trajectories(shard, trajectories, **kwargs)
+
+
+def centered(rewards: np.ndarray, episodes: Sequence[str]) -> np.ndarray:
+    """A plain baseline: what the buffer does with advantages does not depend on their formula."""
+    assert len(rewards) == len(episodes)
+    return rewards - rewards.mean()

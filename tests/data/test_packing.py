@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunix_core.config import load_recipe
+from tunix_core.data.packing import best_fit, fit_groups, pack, window_counts
+
+
+def test_golden_layout() -> None:
+    layout = best_fit(np.array([3, 7, 5, 2, 3]), 10)
+    # 7 opens window 0, 5 window 1, the first 3 fits window 0 exactly, the second window 1, 2 fills it.
+    assert layout.window.tolist() == [0, 0, 1, 1, 1]
+    assert layout.start.tolist() == [7, 0, 0, 8, 5]
+    assert layout.num_windows == 2
+
+
+@given(st.lists(st.integers(1, 16), max_size=60), st.integers(16, 40))
+def test_every_token_has_its_own_place(lengths: list[int], width: int) -> None:
+    layout = best_fit(np.array(lengths, np.int64), width)
+    taken = np.zeros((layout.num_windows, width), int)
+    for window, start, length in zip(layout.window, layout.start, lengths, strict=True):
+        assert start + length <= width
+        taken[window, start : start + length] += 1
+    assert taken.max(initial=0) <= 1
+    assert taken.sum() == sum(lengths)
+    again = best_fit(np.array(lengths, np.int64), width)
+    assert again.window.tolist() == layout.window.tolist()
+    assert again.start.tolist() == layout.start.tolist()
+
+
+@given(st.lists(st.integers(1, 16), min_size=1, max_size=60), st.integers(16, 40))
+def test_best_fit_leaves_no_two_windows_that_fit_into_one(lengths: list[int], width: int) -> None:
+    layout = best_fit(np.array(lengths), width)
+    load = np.bincount(layout.window, np.array(lengths), layout.num_windows)
+    assert len(load) == 1 or np.sort(load)[:2].sum() > width
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=40))
+def test_worst_case_bound_holds(lengths: list[int]) -> None:
+    width, context = 30, 12
+    assert best_fit(np.array(lengths), width).num_windows <= -(-len(lengths) // (width // context))
+
+
+def test_packed_equals_a_loop() -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 17, 23)
+    total = int(lengths.sum())
+    tokens = rng.integers(1, 99, total)
+    mask = rng.random(total) < 0.5
+    logprobs = rng.normal(size=total)
+    advantages, temperature = rng.normal(size=23), rng.uniform(0.5, 2, 23)
+    layout = best_fit(lengths, 20)
+    packed = pack(
+        layout,
+        lengths,
+        tokens=tokens,
+        loss_mask=mask,
+        behavior_logprobs=logprobs,
+        advantages=advantages,
+        temperature=temperature,
+        num_windows=layout.num_windows + 2,
+        window_tokens=20,
+    )
+    offset, covered = 0, np.zeros((layout.num_windows + 2, 20), bool)
+    for i, length in enumerate(lengths):
+        w, s = layout.window[i], layout.start[i]
+        own, source = (w, slice(s, s + length)), slice(offset, offset + length)
+        earlier = int(((layout.window == w) & (layout.start < s)).sum())
+        assert (packed.segment_ids[own] == earlier + 1).all()
+        assert packed.positions[own].tolist() == list(range(length))
+        assert packed.tokens[own].tolist() == tokens[source].tolist()
+        expected_mask = mask[source].copy()
+        expected_mask[0] = False  # nothing before it to be predicted from
+        assert packed.loss_mask[own].tolist() == expected_mask.tolist()
+        np.testing.assert_array_equal(packed.behavior_logprobs[own], logprobs[source].astype(np.float32))
+        assert (packed.advantages[own] == np.float32(advantages[i])).all()
+        assert (packed.temperature[own] == np.float32(temperature[i])).all()
+        covered[own] = True
+        offset += length
+    assert (packed.segment_ids[~covered] == 0).all()
+    assert not packed.loss_mask[~covered].any()
+    assert (packed.temperature[~covered] == 1).all()
+
+
+def test_window_counts_cover_the_worst_batch() -> None:
+    config = load_recipe(
+        "lookup",
+        {
+            "learner.max_windows": 20,
+            "learner.windows_per_microbatch": 4,
+            "learner.groups_per_batch": 8,
+            "algorithm.group_size": 8,
+            "learner.window_tokens": 64,
+            "actor.context_tokens": 32,
+        },
+    )
+    assert window_counts(config) == tuple(range(4, 33, 4))  # 64 trajectories, two a window
+
+
+def test_no_surplus_count_where_max_windows_covers_it() -> None:
+    overrides = {"learner.groups_per_batch": 2, "learner.window_tokens": 256, "actor.context_tokens": 64}
+    assert max(window_counts(load_recipe("lookup", overrides))) == 64
+
+
+@pytest.mark.parametrize(("max_windows", "expected"), [(1, 1), (2, 2), (3, 3), (0, 0)])
+def test_groups_that_fit(max_windows: int, expected: int) -> None:
+    assert fit_groups([np.array([10, 5])] * 3, 16, max_windows) == expected

@@ -1,0 +1,159 @@
+"""The compiled half of the engine: prefill a chunk, decode a few steps; every shape known before.
+
+Both are ahead-of-time executables, so an unexpected shape is an error and never a compilation.
+A decode gathers the rows that generate into one of a few batch sizes and puts them back after a
+handful of steps: with tools that take their time most slots wait, and a dense decode would pay for
+all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tunix_core.actor import sampling
+from tunix_core.config import ActorConfig, ModelConfig
+from tunix_core.models import decoder
+from tunix_core.tokenizer import ByteTokenizer
+
+Params = decoder.Params
+Cache = decoder.Cache
+
+
+class Executables:
+    """Compiled `extend` and `decode` of one engine.
+
+    N slots, S context tokens, R prefill rows, C prefill tokens, A rows of a decode, K decode steps.
+    """
+
+    def __init__(self, model: ModelConfig, actor: ActorConfig, params: Params, cache: Cache, *, greedy: bool) -> None:
+        self._model = model
+        self._greedy = greedy
+        self._num_steps = actor.decode_steps
+        self.decode_sizes = _decode_sizes(actor.num_slots)
+        shape, cache = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, cache))
+        rows, chunk = actor.prefill_rows, actor.prefill_tokens
+        self.extend = _compile(
+            self._extend,
+            shape,
+            cache,
+            _ints(rows),
+            _ints(rows, chunk),
+            _ints(rows),
+            _ints(rows),
+            *_request_shapes(rows),
+        )
+        """(params, cache, slots [R], tokens [R, C], starts [R], lengths [R], keys [R, 2],
+        temperatures [R]) -> (cache, tokens [R], logprobs [R]): append, then draw what follows."""
+        self.decode = {
+            size: _compile(
+                self._decode_rows if size < actor.num_slots else self._decode_all,
+                shape,
+                cache,
+                *(_ints(size) for _ in range(4)),
+                *_request_shapes(size),
+            )
+            for size in self.decode_sizes
+        }
+        """A -> (params, cache, slots [A], tokens [A], positions [A], budgets [A], keys [A, 2],
+        temperatures [A]) -> (cache, tokens [K, A], logprobs [K, A], counts [A])."""
+
+    def _draw(
+        self, logits: jax.Array, keys: jax.Array, positions: jax.Array, temperatures: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        if self._greedy:
+            return sampling.greedy(logits)
+        return sampling.sample(logits, keys, positions, temperatures)
+
+    def _extend(
+        self,
+        params: Params,
+        cache: Cache,
+        slots: jax.Array,
+        tokens: jax.Array,
+        starts: jax.Array,
+        lengths: jax.Array,
+        keys: jax.Array,
+        temperatures: jax.Array,
+    ) -> tuple[Cache, jax.Array, jax.Array]:
+        cache, logits = decoder.extend(params, self._model, cache, slots, tokens, starts, lengths)
+        drawn, logprobs = self._draw(logits, keys, starts + lengths, temperatures)
+        return cache, drawn, logprobs
+
+    def _decode_rows(
+        self, params: Params, cache: Cache, slots: jax.Array, *rows: jax.Array
+    ) -> tuple[Cache, jax.Array, jax.Array, jax.Array]:
+        part = jax.tree.map(lambda leaf: leaf[slots], cache)
+        part, *drawn = self._decode_all(params, part, slots, *rows)
+        cache = jax.tree.map(lambda leaf, new: leaf.at[slots].set(new, unique_indices=True), cache, part)
+        return (cache, *drawn)  # type: ignore[return-value]  # three arrays by construction
+
+    def _decode_all(
+        self,
+        params: Params,
+        cache: Cache,
+        _slots: jax.Array,
+        tokens: jax.Array,
+        positions: jax.Array,
+        budgets: jax.Array,
+        keys: jax.Array,
+        temperatures: jax.Array,
+    ) -> tuple[Cache, jax.Array, jax.Array, jax.Array]:
+        num_rows, num_steps = tokens.shape[0], self._num_steps
+
+        def going(state: tuple[Any, ...]) -> jax.Array:
+            return (state[0] < num_steps) & jnp.any(state[4] > 0)
+
+        def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
+            k, cache, tokens, positions, budgets, all_tokens, all_logprobs = state
+            cache, logits = decoder.decode(params, self._model, cache, tokens, positions)
+            drawn, logprobs = self._draw(logits, keys, positions + 1, temperatures)
+            live = budgets > 0
+            tokens = jnp.where(live, drawn, tokens)
+            all_tokens = all_tokens.at[k].set(tokens)
+            all_logprobs = all_logprobs.at[k].set(logprobs)
+            positions = positions + live
+            budgets = jnp.where(live & (tokens != ByteTokenizer.END_OF_TURN), budgets - 1, 0)
+            return k + 1, cache, tokens, positions, budgets, all_tokens, all_logprobs
+
+        first = positions
+        state = (
+            jnp.int32(0),
+            cache,
+            tokens,
+            positions,
+            budgets,
+            jnp.zeros((num_steps, num_rows), jnp.int32),
+            jnp.zeros((num_steps, num_rows), jnp.float32),
+        )
+        _, cache, _, positions, _, all_tokens, all_logprobs = jax.lax.while_loop(going, step, state)
+        return cache, all_tokens, all_logprobs, positions - first
+
+
+def _compile(function: Callable[..., Any], *shapes: Any) -> Any:
+    return jax.jit(function, donate_argnums=(1,)).lower(*shapes).compile()
+
+
+def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _request_shapes(rows: int) -> Sequence[jax.ShapeDtypeStruct]:
+    return jax.ShapeDtypeStruct((rows, 2), jnp.uint32), jax.ShapeDtypeStruct((rows,), jnp.float32)
+
+
+def _decode_sizes(num_slots: int) -> tuple[int, ...]:
+    """A quarter, a half and all of the slots; small engines have one size."""
+    return tuple(sorted({num_slots // 4, num_slots // 2, num_slots})) if num_slots >= 32 else (num_slots,)
+
+
+def device_parameters(params: Params) -> Params:
+    """Weights on the device in the form the executables take; compiles nothing, may run in any thread."""
+    if isinstance(params["blocks"], tuple):
+        return params
+    on_host = jax.tree.map(np.asarray, params)
+    return jax.block_until_ready(jax.device_put(decoder.serving_parameters(on_host)))

@@ -1,0 +1,305 @@
+"""The policy engine: slots that hold conversations, decoded together with the weights of a version.
+
+A slot is free, parked (its environment has the word), in prefill (tokens to read before it may
+speak) or decoding. Its KV cache stays while it is parked; what the environment answers is appended,
+never read again from the start.
+
+Weights change between dispatches. The cache of a slot belongs to one version: a slot that starts a
+turn under other weights than its cache has reads its whole prefix again, in the same chunks as any
+prefill. Policy `turn` lets a turn that has begun end with its weights, which stay resident until no
+slot speaks with them; `immediate` sends speaking slots back to prefill at once. So no entry of an
+older version is read after a swap, and every token carries the version that drew it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from tunix_core.actor.dispatch import Executables, Params, device_parameters
+from tunix_core.config import ActorConfig, ModelConfig
+from tunix_core.models import decoder
+from tunix_core.tokenizer import ByteTokenizer
+
+FREE, PARKED, PREFILL, DECODE = range(4)
+_NO_VERSION = -1
+
+
+class TurnEnd(NamedTuple):
+    """A policy message: tokens `[start, end)` of its slot."""
+
+    slot: int
+    start: int
+    end: int
+    stopped: bool
+    """True when the policy ended it with END_OF_TURN, false at a limit."""
+
+
+class EngineCounters:
+    """What the engine has done so far; read by metrics."""
+
+    def __init__(self) -> None:
+        self.policy_tokens = 0
+        self.prefill_tokens = 0
+        self.recomputed_tokens = 0
+        """Tokens read again because their cache entries had an older version's values."""
+        self.swaps = 0
+        self.swap_seconds = 0.0
+        self.extend_dispatches = 0
+        self.decode_dispatches = 0
+        self.decode_rows = 0
+        """Rows decoded, empty ones included, over all dispatches."""
+        self.decode_live_rows = 0
+        self.extend_seconds = 0.0
+        self.decode_seconds = 0.0
+
+
+class Engine:
+    """N slots over one cache. Not thread-safe: one loop owns it.
+
+    Args:
+        model: shapes of the decoder.
+        actor: slots, context, chunk and dispatch sizes, swap policy.
+        params: weights of `version`.
+        greedy: take the likeliest token (evaluation) instead of drawing one.
+    """
+
+    def __init__(
+        self, model: ModelConfig, actor: ActorConfig, params: Params, version: int, *, greedy: bool = False
+    ) -> None:
+        num_slots, context = actor.num_slots, actor.context_tokens
+        self._actor = actor
+        self.context_tokens = context
+        self._cache = decoder.init_cache(model, num_slots, context)
+        self._resident: dict[int, Params] = {version: device_parameters(params)}
+        self._executables = Executables(model, actor, self._resident[version], self._cache, greedy=greedy)
+        self.version = version
+        """Version that turns start with."""
+        self.counters = EngineCounters()
+        self.tokens = np.zeros((num_slots, context), np.int32)
+        self.loss_mask = np.zeros((num_slots, context), bool)
+        self.logprobs = np.zeros((num_slots, context), np.float32)
+        self.versions = np.full((num_slots, context), _NO_VERSION, np.int32)
+        self.lengths = np.zeros(num_slots, np.int32)
+        self._cached = np.zeros(num_slots, np.int32)
+        """Leading tokens whose cache entries are valid under `_cache_version`."""
+        self._cache_version = np.full(num_slots, _NO_VERSION, np.int32)
+        self._state = np.full(num_slots, FREE, np.int8)
+        self._turn_start = np.zeros(num_slots, np.int32)
+        self._turn_limit = np.zeros(num_slots, np.int32)
+        self._keys = np.zeros((num_slots, 2), np.uint32)
+        self._temperatures = np.ones(num_slots, np.float32)
+
+    # -- slots ---------------------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        return int((self._state == FREE).sum())
+
+    @property
+    def num_parked(self) -> int:
+        return int((self._state == PARKED).sum())
+
+    @property
+    def busy(self) -> bool:
+        """Whether `run_once` has something to do."""
+        return bool((self._state >= PREFILL).any())
+
+    def acquire(self, key: np.ndarray, temperature: float) -> int:
+        """Take a free slot for a conversation.
+
+        Args:
+            key: uint32 [2], of the request; see `sampling.request_key`.
+            temperature: of its samples.
+        """
+        slot = int(np.argmax(self._state == FREE))
+        assert self._state[slot] == FREE, "acquire without a free slot"
+        self._state[slot] = PARKED
+        self.lengths[slot] = self._cached[slot] = 0
+        self._cache_version[slot] = _NO_VERSION
+        self.loss_mask[slot] = False
+        self.logprobs[slot] = 0
+        self.versions[slot] = _NO_VERSION
+        self._keys[slot] = key
+        self._temperatures[slot] = temperature
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Give a slot back, in whatever state its conversation is."""
+        self._state[slot] = FREE
+
+    def room(self, slot: int) -> int:
+        """Tokens that still fit, one place for an answer kept."""
+        return self.context_tokens - int(self.lengths[slot]) - 1
+
+    def begin_turn(self, slot: int, ids: list[int]) -> None:
+        """Append what the environment said and let the policy speak.
+
+        Args:
+            slot: a parked one.
+            ids: at least one token, at most `room(slot)`.
+        """
+        assert self._state[slot] == PARKED, "begin_turn on a slot that is not parked"
+        assert 0 < len(ids) <= self.room(slot), "begin_turn without room"
+        start = int(self.lengths[slot])
+        end = start + len(ids)
+        self.tokens[slot, start:end] = ids
+        self.lengths[slot] = self._turn_start[slot] = end
+        self._turn_limit[slot] = min(end + self._actor.max_turn_tokens, self.context_tokens)
+        self._state[slot] = PREFILL
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def can_swap(self) -> bool:
+        """Whether a further version may become resident: at most two are."""
+        self._drop_unused()
+        return len(self._resident) == 1
+
+    def swap(self, params: Params, version: int) -> None:
+        """Make `version` the one that turns start with.
+
+        Args:
+            params: its weights, shaped as before; cheapest when `device_parameters` made them.
+            version: above the present one.
+        """
+        assert self.can_swap(), "swap while an older version still speaks"
+        started = time.perf_counter()
+        self._resident[version] = device_parameters(params)
+        self.version = version
+        if self._actor.swap_policy == "immediate":
+            self._state[self._state == DECODE] = PREFILL
+        self._drop_unused()
+        self.counters.swaps += 1
+        self.counters.swap_seconds += time.perf_counter() - started
+
+    def _drop_unused(self) -> None:
+        speaking = set(self._cache_version[self._state == DECODE].tolist())
+        for version in [v for v in self._resident if v != self.version and v not in speaking]:
+            del self._resident[version]
+
+    # -- dispatches ----------------------------------------------------------------------------
+
+    def run_once(self) -> list[TurnEnd]:
+        """Read all that waits to be read, then decode up to `decode_steps` tokens per slot."""
+        ended: list[TurnEnd] = []
+        while (self._state == PREFILL).any():
+            ended += self._extend_chunk()
+        speaking = np.flatnonzero(self._state == DECODE)
+        for version in np.unique(self._cache_version[speaking]).tolist():
+            ended += self._decode(speaking[self._cache_version[speaking] == version], version)
+        return ended
+
+    def _extend_chunk(self) -> list[TurnEnd]:
+        """One `[R, C]` chunk for the first R slots in prefill; those it completes draw a token."""
+        started = time.perf_counter()
+        num_rows, chunk = self._actor.prefill_rows, self._actor.prefill_tokens
+        slots = np.flatnonzero(self._state == PREFILL)[:num_rows]
+        other = slots[self._cache_version[slots] != self.version]
+        self.counters.recomputed_tokens += int(self._cached[other].sum())
+        self._cached[other] = 0
+        self._cache_version[other] = self.version
+
+        starts = self._cached[slots]
+        lengths = np.minimum(self.lengths[slots] - starts, chunk)
+        columns = np.minimum(starts[:, None] + np.arange(chunk, dtype=np.int32), self.context_tokens - 1)
+        self._cache, drawn, logprobs = self._executables.extend(
+            self._resident[self.version],
+            self._cache,
+            _padded(slots.astype(np.int32), num_rows),
+            _padded(self.tokens[slots[:, None], columns], num_rows),
+            _padded(starts, num_rows),
+            _padded(lengths, num_rows),
+            _padded(self._keys[slots], num_rows),
+            _padded(self._temperatures[slots], num_rows, 1.0),
+        )
+        self._cached[slots] = starts + lengths
+        complete = self._cached[slots] == self.lengths[slots]
+        done = slots[complete]
+        ended = self._append(
+            done,
+            np.asarray(drawn)[None, : len(slots)][:, complete],
+            np.asarray(logprobs)[None, : len(slots)][:, complete],
+            np.ones(len(done), np.int32),
+            self.version,
+        )
+        self.counters.prefill_tokens += int(lengths.sum())
+        self.counters.extend_dispatches += 1
+        self.counters.extend_seconds += time.perf_counter() - started
+        return ended
+
+    def _decode(self, slots: np.ndarray, version: int) -> list[TurnEnd]:
+        """Up to K tokens for each of `slots`, all of which speak with `version`."""
+        started = time.perf_counter()
+        size = next(size for size in self._executables.decode_sizes if size >= len(slots))
+        rows = self._batch(slots, size)
+        lengths = self.lengths[rows]
+        budgets = np.where(self._member(rows, slots), self._turn_limit[rows] - lengths, 0)
+        # A row that only fills the batch writes behind its valid entries, where nothing is read.
+        positions = np.minimum(self._cached[rows], self.context_tokens - 1)
+        self._cache, drawn, logprobs, counts = self._executables.decode[size](
+            self._resident[version],
+            self._cache,
+            rows,
+            self.tokens[rows, np.maximum(lengths - 1, 0)],
+            positions,
+            budgets.astype(np.int32),
+            self._keys[rows],
+            self._temperatures[rows],
+        )
+        live = np.flatnonzero(budgets > 0)
+        ended = self._append(
+            rows[live],
+            np.asarray(drawn)[:, live],
+            np.asarray(logprobs)[:, live],
+            np.asarray(counts)[live],
+            version,
+        )
+        self.counters.decode_dispatches += 1
+        self.counters.decode_rows += size
+        self.counters.decode_live_rows += len(slots)
+        self.counters.decode_seconds += time.perf_counter() - started
+        return ended
+
+    def _batch(self, slots: np.ndarray, size: int) -> np.ndarray:
+        """Row numbers int32 [size]: `slots`, filled up with others, or all slots in order."""
+        num_slots = len(self._state)
+        if size == num_slots:
+            return np.arange(num_slots, dtype=np.int32)
+        others = np.setdiff1d(np.arange(num_slots, dtype=np.int32), slots, assume_unique=True)
+        return np.concatenate([slots.astype(np.int32), others[: size - len(slots)]])
+
+    def _member(self, rows: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        member = np.zeros(len(self._state), bool)
+        member[slots] = True
+        return member[rows]
+
+    def _append(
+        self, slots: np.ndarray, drawn: np.ndarray, logprobs: np.ndarray, counts: np.ndarray, version: int
+    ) -> list[TurnEnd]:
+        """Store drawn tokens [K, A], `counts` [A] of them valid, and end the turns that are over."""
+        if len(slots) == 0:
+            return []
+        lengths = self.lengths[slots]
+        step, row = np.nonzero(np.arange(len(drawn))[:, None] < counts)
+        at = (slots[row], lengths[row] + step)
+        self.tokens[at] = drawn[step, row]
+        self.logprobs[at] = logprobs[step, row]
+        self.versions[at] = version
+        self.loss_mask[at] = True
+        lengths = self.lengths[slots] = lengths + counts
+        self._cached[slots] = lengths - 1
+        self.counters.policy_tokens += int(counts.sum())
+        stopped = self.tokens[slots, lengths - 1] == ByteTokenizer.END_OF_TURN
+        over = stopped | (lengths >= self._turn_limit[slots])
+        self._state[slots] = np.where(over, PARKED, DECODE)
+        starts = self._turn_start[slots]
+        return [TurnEnd(int(slots[i]), int(starts[i]), int(lengths[i]), bool(stopped[i])) for i in np.flatnonzero(over)]
+
+
+def _padded(rows: np.ndarray, num_rows: int, fill: float = 0) -> np.ndarray:
+    """`rows` [r, …] with rows of `fill` appended up to `num_rows`."""
+    out = np.full((num_rows, *rows.shape[1:]), fill, rows.dtype)
+    out[: len(rows)] = rows
+    return out

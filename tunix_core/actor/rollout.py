@@ -1,0 +1,127 @@
+"""Rollouts of given tasks with given weights, start to end: for evaluation and the warm start."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tunix_core.actor.engine import Engine
+from tunix_core.actor.scheduler import Outcome, Scheduler
+from tunix_core.actor.session import EpisodeFailed, EpisodeSpec, Identity
+from tunix_core.config import RunConfig
+from tunix_core.environments import make_environment
+from tunix_core.types import Trajectory
+
+
+class Rollouts(NamedTuple):
+    """Outcomes in the order of the task seeds, M of them."""
+
+    rewards: np.ndarray  # float32 [M]; 0 where the environment failed
+    num_turns: np.ndarray  # int32 [M], policy messages
+    num_policy_tokens: np.ndarray  # int32 [M]
+    finish_reasons: list[str]
+    transcripts: list[list[dict[str, str]]]
+    """Messages `{"role", "content"}` per task; empty where the environment failed."""
+    trajectories: list[Trajectory | None]
+
+    @property
+    def success(self) -> np.ndarray:
+        """bool [M]: the full reward."""
+        return self.rewards >= 1.0
+
+
+class Evaluator:
+    """A compiled engine for rollouts of many weights; making one compiles, running it does not.
+
+    Injected latency is off: what is measured is the policy.
+    """
+
+    def __init__(self, config: RunConfig, params: Any, *, sample: bool = False, num_slots: int = 0) -> None:
+        actor = dataclasses.replace(
+            config.actor, num_slots=num_slots or max(64, config.actor.num_slots), swap_policy="immediate"
+        )
+        self._config = dataclasses.replace(config, actor=actor)
+        self._engine = Engine(config.model, actor, params, 0, greedy=not sample)
+        self._temperature = config.algorithm.temperature if sample else 1.0
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    def run(self, params: Any, task_seeds: Sequence[int], *, version: int | None = None, name: str = "") -> Rollouts:
+        """Play one episode per task seed.
+
+        Args:
+            params: weights, shaped as those the evaluator was made with.
+            task_seeds: M seeds; equal ones are members of one group in order.
+            version: stored with the tokens; rises by one per call when not given.
+            name: distinguishes the samples of one call from those of another.
+        """
+        self._engine.swap(params, self._engine.version + 1 if version is None else version)
+        outcomes: dict[int, Outcome] = {}
+        # Nothing is returned through asyncio.run: on its way out it formats the result as text.
+        asyncio.run(self._run(list(task_seeds), name, outcomes))
+        return _collect([outcomes[i] for i in range(len(outcomes))])
+
+    async def _run(self, task_seeds: list[int], name: str, outcomes: dict[int, Outcome]) -> None:
+        config = self._config
+        identity = Identity(
+            actor_id="evaluator",
+            incarnation="0",
+            environment=config.environment.name,
+            temperature=self._temperature,
+            max_turns=config.actor.max_turns,
+            timeout_seconds=config.environment.timeout_seconds,
+        )
+        scheduler = Scheduler(
+            self._engine,
+            identity,
+            lambda seed: make_environment(config.environment, latency=False, weather_seed=seed),
+            config.seed,
+            lambda spec, outcome: outcomes.__setitem__(int(spec.task_id), outcome),
+        )
+        members: dict[int, int] = {}
+        specs = []
+        for index, seed in enumerate(task_seeds):
+            member = members[seed] = members.get(seed, -1) + 1
+            group = f"evaluation{name}-{seed:019d}"
+            size = max(2, config.algorithm.group_size)
+            specs.append(
+                EpisodeSpec(group_id=group, group_size=size, member=member, task_id=str(index), task_seed=seed)
+            )
+        waiting = specs[::-1]
+        while waiting or scheduler.num_sessions:
+            while waiting and scheduler.num_free:
+                scheduler.start(waiting.pop())
+            await scheduler.step(1.0)
+
+
+def rollout_greedy(params: Any, config: RunConfig, task_seeds: Sequence[int], *, sample: bool = False) -> Rollouts:
+    """Play one greedy episode per task seed, many at a time, without injected latency.
+
+    Args:
+        params: the policy's weights.
+        config: model, environment and limits.
+        task_seeds: see `environments.task_seed`.
+        sample: draw at the training temperature instead.
+    """
+    return Evaluator(config, params, sample=sample).run(params, task_seeds)
+
+
+def _collect(outcomes: list[Outcome]) -> Rollouts:
+    trajectories = [None if isinstance(outcome, EpisodeFailed) else outcome for outcome in outcomes]
+    return Rollouts(
+        rewards=np.array([t.reward if t else 0.0 for t in trajectories], np.float32),
+        num_turns=np.array(
+            [sum(turn.role == "policy" for turn in t.turns) if t else 0 for t in trajectories], np.int32
+        ),
+        num_policy_tokens=np.array([t.num_policy_tokens if t else 0 for t in trajectories], np.int32),
+        finish_reasons=[t.finish_reason if t else "failed" for t in trajectories],
+        transcripts=[json.loads(t.messages) if t else [] for t in trajectories],
+        trajectories=trajectories,
+    )

@@ -1,0 +1,334 @@
+"""The replay buffer: whole groups between the shards and the batches.
+
+A group is closed when its shard is read, because actors write whole groups. Its rows then go, each
+exactly once, to a class of the ledger:
+
+    duplicate     delivered before, or of a group delivered before (a reissued block)
+    quarantined   a fault in the row, or its id is taken by other content
+    stale         the group's oldest policy token is over the bound, now or when it would be consumed
+    filtered      nothing to learn from: fewer than two episodes, no policy token, or (on request)
+                  equal rewards
+    overlong      longer than a window; its reward still counts in the group's baseline
+    surplus       evicted for memory, oldest version first, or left at the end
+    buffered      waiting, or in the batch that is prepared but not dispatched
+    consumed      in a step
+
+Methods are thread-safe. Advantages are computed once, when the group closes, over the episodes that
+were delivered whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tunix_core.data.groups import Group, choose, oldest_version
+from tunix_core.data.ledger import Ledger
+from tunix_core.data.rows import Rows
+from tunix_core.data.seen import SeenTrajectories
+from tunix_core.errors import DataError, ObjectMissing
+from tunix_core.types import RowRef
+
+GroupAdvantages = Callable[[np.ndarray, Sequence[str]], np.ndarray]
+"""(rewards float32 [N], episode ids [N]) of one group -> advantages [N]; forks of an episode count once."""
+FetchRows = Callable[[Sequence[RowRef]], Rows]
+"""References into one shard -> these rows. Raises DataError or StoreError when they cannot be read."""
+
+
+class Taken(NamedTuple):
+    """A batch, or why there is none."""
+
+    groups: list[Group] | None
+    num_fresh: int
+    """Groups within the bound that were there to choose from."""
+    mean_staleness: float
+    """Of the batch, or of the best batch there is where that is over the limit."""
+
+
+class ReplayBuffer:
+    """See the module. `clock` is the number of completed steps."""
+
+    def __init__(
+        self,
+        *,
+        group_advantages: GroupAdvantages,
+        window_tokens: int,
+        max_staleness: int,
+        buffer_bytes: int,
+        order: Literal["oldest_first", "freshest_first"] = "oldest_first",
+        filter_zero_signal: bool = False,
+    ) -> None:
+        self._group_advantages = group_advantages
+        self._window_tokens = window_tokens
+        self._max_staleness = max_staleness
+        self._buffer_bytes = buffer_bytes
+        self._order = order
+        self._filter_zero_signal = filter_zero_signal
+        self.lock = threading.RLock()
+        """Held by callers that need two calls to be one, such as adding shards and noting the cursors."""
+        self.clock = 0
+        self.ledger = Ledger()
+        self.cursors: dict[str, Any] | None = None
+        """State of the reader after the last shard that was added."""
+        self.missing_episodes = 0
+        """Of groups that closed with fewer episodes than they announced."""
+        self._seen = SeenTrajectories()
+        self._waiting: dict[str, Group] = {}
+        self._reserved: dict[str, Group] = {}
+        self._replayed: set[tuple[str, int]] = set()
+        self._bytes = 0
+        self._arrivals = 0
+
+    # ---- in -----------------------------------------------------------------------------------
+
+    def add(self, rows: Rows) -> dict[int, str]:
+        """Take one shard's rows in.
+
+        Returns:
+            Row number -> reason, of the rows to be recorded in quarantine.
+        """
+        members: dict[str, list[int]] = {}
+        for i, group_id in enumerate(rows.group_ids):
+            members.setdefault(group_id, []).append(i)
+        refused: dict[int, str] = {}
+        with self.lock:
+            for group_id, positions in members.items():
+                self._add_group(group_id, rows, np.array(positions), refused)
+            self._evict()
+            assert self.ledger.balanced, f"ledger out of balance after {rows.shard}"
+        return refused
+
+    def add_unreadable(self, shard: str, num_bytes: int) -> None:
+        """A shard that could not be decoded; counted by bytes beside the ledger."""
+        with self.lock:
+            self.ledger.refuse_shard(shard, num_bytes)
+
+    def _add_group(self, group_id: str, rows: Rows, members: np.ndarray, refused: dict[int, str]) -> None:
+        lengths = rows.lengths
+        refs = [(rows.shard, int(rows.index[i])) for i in members]
+        # A step that was executed again after a restart may have consumed rows that the reader had
+        # not reached when the checkpoint was taken. They are counted; what is left of their group
+        # is sorted as it was the first time, but can no longer enter the buffer.
+        replayed = np.array([ref in self._replayed for ref in refs])
+        self._replayed.difference_update(refs)
+        members = members[~replayed]
+        delivered_before = self._seen.has_group(group_id)
+        good: list[int] = []
+        for i in members.tolist():
+            reason, name = self._judge_row(rows, i)
+            if not reason and delivered_before and not (replayed.any() and lengths[i] > self._window_tokens):
+                name = "duplicate"
+            if name:
+                self.ledger.receive(name, lengths[[i]])
+                if reason:
+                    refused[int(rows.index[i])] = reason
+            else:
+                self._seen.add(rows.trajectory_ids[i], rows.content_hashes[i])
+                good.append(i)
+        self._seen.add_group(group_id)
+        if good:
+            self._close_group(group_id, rows, np.array(good), replayed=bool(replayed.any()))
+
+    def _judge_row(self, rows: Rows, i: int) -> tuple[str, str]:
+        """Reason of a refusal or '', and the ledger class that a single row goes to or ''."""
+        row = int(rows.index[i])
+        if row in rows.faults:
+            return rows.faults[row], "quarantined"
+        if rows.version_max[i] > self.clock:
+            return f"policy_version_max {rows.version_max[i]} is ahead of the clock {self.clock}", "quarantined"
+        if not (np.isfinite(rows.rewards[i]) and 0 < rows.temperature[i] < np.inf):
+            return (
+                f"reward {rows.rewards[i]}, temperature {rows.temperature[i]}: not finite and positive",
+                "quarantined",
+            )
+        known = self._seen.check(rows.trajectory_ids[i], rows.content_hashes[i])
+        if known == "other":
+            return f"trajectory_id {rows.trajectory_ids[i]!r} was delivered before with other content", "quarantined"
+        return "", "duplicate" if known == "same" else ""
+
+    def _close_group(self, group_id: str, rows: Rows, good: np.ndarray, *, replayed: bool) -> None:
+        lengths = rows.lengths[good]
+        if replayed:
+            self.ledger.receive("overlong", lengths)
+            return
+        episodes = [rows.episode_ids[i] for i in good]
+        num_episodes = len(set(episodes))
+        self.missing_episodes += max(0, int(rows.group_sizes[good[0]]) - num_episodes)
+        oldest = oldest_version(rows.version_min[good])
+        rewards = rows.rewards[good]
+        if oldest >= 0 and self.clock - oldest > self._max_staleness:
+            self.ledger.receive("stale", lengths)
+            return
+        no_signal = self._filter_zero_signal and bool((rewards == rewards[0]).all())
+        if num_episodes < 2 or oldest < 0 or no_signal:
+            self.ledger.receive("filtered", lengths)
+            return
+        advantages = np.asarray(self._group_advantages(rewards, episodes), np.float32)
+        fits = lengths <= self._window_tokens
+        self.ledger.receive("overlong", lengths[~fits])
+        if fits.any() and oldest_version(rows.version_min[good[fits]]) >= 0:
+            self.ledger.receive("buffered", lengths[fits])
+            self._hold(group_id, rows.take(good[fits]), advantages[fits])
+        else:
+            self.ledger.receive("filtered", lengths[fits])
+
+    def _hold(self, group_id: str, rows: Rows, advantages: np.ndarray) -> None:
+        group = Group(
+            group_id=group_id, rows=rows, advantages=advantages, arrival=self._arrivals, num_bytes=rows.num_bytes
+        )
+        self._arrivals += 1
+        self._waiting[group_id] = group
+        self._bytes += group.num_bytes
+
+    def _evict(self) -> None:
+        while self._bytes > self._buffer_bytes and self._waiting:
+            oldest = min(self._waiting.values(), key=lambda g: (g.version_min, g.arrival))
+            self._drop(oldest, "surplus")
+
+    def _drop(self, group: Group, name: str) -> None:
+        del self._waiting[group.group_id]
+        self._bytes -= group.num_bytes
+        self.ledger.move("buffered", name, group.rows.lengths)
+
+    # ---- out ----------------------------------------------------------------------------------
+
+    def take(self, num_groups: int, clock: int, *, max_mean_staleness: float) -> Taken:
+        """Reserve the batch of the step that will consume at `clock`, dropping what is over the bound there.
+
+        Reserved groups still count as buffered, and cannot be evicted.
+        """
+        with self.lock:
+            self._expire(clock)
+            groups, mean = choose(
+                list(self._waiting.values()),
+                num_groups,
+                clock,
+                order=self._order,
+                max_mean_staleness=max_mean_staleness,
+            )
+            fresh = len(self._waiting)
+            for group in groups or ():
+                self._reserved[group.group_id] = self._waiting.pop(group.group_id)
+            return Taken(groups, fresh, mean)
+
+    def put_back(self, groups: Sequence[Group]) -> None:
+        """Undo the reservation."""
+        with self.lock:
+            for group in groups:
+                self._waiting[group.group_id] = self._reserved.pop(group.group_id)
+
+    def consume(self, groups: Sequence[Group], clock: int) -> None:
+        """Reserved groups go into the step that consumes at `clock`."""
+        with self.lock:
+            for group in groups:
+                assert clock - group.version_min <= self._max_staleness, f"group {group.group_id} is over the bound"
+                del self._reserved[group.group_id]
+                self._bytes -= group.num_bytes
+                self.ledger.move("buffered", "consumed", group.rows.lengths)
+
+    def consume_again(self, rows: Rows, group_id: str) -> None:
+        """A step record is executed again: its rows are consumed, whether the reader passed them yet or not."""
+        with self.lock:
+            held = self._waiting.pop(group_id, None)
+            if held is not None:
+                assert held.rows.refs() == rows.refs(), f"group {group_id}: the record names other rows than the buffer"
+                self._bytes -= held.num_bytes
+                self.ledger.move("buffered", "consumed", held.rows.lengths)
+                return
+            self.ledger.receive("consumed", rows.lengths)
+            for trajectory_id, content_hash in zip(rows.trajectory_ids, rows.content_hashes, strict=True):
+                self._seen.add(trajectory_id, content_hash)
+            self._seen.add_group(group_id)
+            self._replayed.update((rows.shard, int(row)) for row in rows.index)
+
+    def advance(self, clock: int) -> None:
+        """The clock after a step."""
+        with self.lock:
+            assert clock >= self.clock, "the clock never goes back"
+            self.clock = clock
+
+    def _expire(self, clock: int) -> None:
+        for group in [g for g in self._waiting.values() if clock - g.version_min > self._max_staleness]:
+            self._drop(group, "stale")
+
+    def finish(self) -> None:
+        """The run is over: what waits becomes surplus."""
+        with self.lock:
+            self.put_back(list(self._reserved.values()))
+            for group in list(self._waiting.values()):
+                self._drop(group, "surplus")
+
+    def num_fresh(self, clock: int) -> int:
+        """Waiting groups that a step at `clock` could consume."""
+        with self.lock:
+            return sum(clock - g.version_min <= self._max_staleness for g in self._waiting.values())
+
+    def num_reserved(self) -> int:
+        with self.lock:
+            return len(self._reserved)
+
+    # ---- state --------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """JSON values and arrays; rows are named, not copied, because shards are immutable."""
+        with self.lock:
+            groups = sorted([*self._waiting.values(), *self._reserved.values()], key=lambda g: g.arrival)
+            values = {
+                "clock": self.clock,
+                "cursors": self.cursors,
+                "ledger": self.ledger.state(),
+                "missing_episodes": self.missing_episodes,
+                "groups": [group_state(g) for g in groups],
+                "replayed": sorted([shard, row] for shard, row in self._replayed),
+            }
+            return values, self._seen.arrays()
+
+    def restore(self, values: Mapping[str, Any], arrays: dict[str, np.ndarray], fetch: FetchRows) -> dict[RowRef, str]:
+        """Continue from `state()`. A group whose rows can no longer be read goes to quarantine.
+
+        Returns:
+            The refused rows and why.
+        """
+        refused: dict[RowRef, str] = {}
+        with self.lock:
+            self.clock = values["clock"]
+            self.cursors = values["cursors"]
+            self.ledger = Ledger.restore(values["ledger"])
+            self.missing_episodes = values["missing_episodes"]
+            self._seen = SeenTrajectories.restore(arrays)
+            self._replayed = {(shard, row) for shard, row in values["replayed"]}
+            self._waiting, self._reserved, self._bytes, self._arrivals = {}, {}, 0, 0
+            for entry in values["groups"]:
+                lengths = np.array(entry["lengths"], np.int64)
+                refs = [RowRef(shard=entry["shard"], row=row) for row in entry["rows"]]
+                rows, reason = _fetch(fetch, refs, lengths)
+                if rows is None:
+                    self.ledger.move("buffered", "quarantined", lengths)
+                    refused.update(dict.fromkeys(refs, reason))
+                else:
+                    self._hold(entry["group_id"], rows, np.array(entry["advantages"], np.float32))
+        return refused
+
+
+def group_state(group: Group) -> dict[str, Any]:
+    """References and advantages of a group: its form in checkpoints and step records."""
+    return {
+        "group_id": group.group_id,
+        "shard": group.rows.shard,
+        "rows": group.rows.index.tolist(),
+        "lengths": group.rows.lengths.tolist(),
+        "advantages": group.advantages.astype(np.float64).tolist(),
+    }
+
+
+def _fetch(fetch: FetchRows, refs: Sequence[RowRef], lengths: np.ndarray) -> tuple[Rows | None, str]:
+    try:
+        rows = fetch(refs)
+    except (DataError, ObjectMissing) as error:
+        return None, str(error)
+    if not np.array_equal(rows.lengths, lengths):
+        return None, f"lengths {rows.lengths.tolist()} where the checkpoint has {lengths.tolist()}"
+    return rows, ""

@@ -1,0 +1,117 @@
+"""What an environment is, which tasks exist, and the latency and faults injected into tools."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import random
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol, TypeVar
+
+from tunix_core.config import EnvironmentConfig
+from tunix_core.errors import ConfigError, EnvironmentFailure
+
+Instance = TypeVar("Instance")
+
+SPLITS = ("train", "held_out")
+_HELD_OUT_ONE_IN = 8
+
+
+class Observation(NamedTuple):
+    """What the policy reads first."""
+
+    text: str
+
+
+class StepResult(NamedTuple):
+    """What came back for one policy message."""
+
+    text: str
+    """Empty when the episode is over: nothing follows the last policy message."""
+    reward: float
+    done: bool
+    tool_name: str
+    """Empty when no tool was called."""
+    tool_ok: bool
+    components: Mapping[str, float]
+    """Parts and counts behind the reward, over the episode so far."""
+    seconds: float
+
+
+class Environment(Protocol):
+    """One episode at a time; `reset` starts the task that `seed` names.
+
+    A message that is no valid call is an observation and a counted component, never an exception.
+    `EnvironmentFailure` means that the environment itself broke: it costs this episode.
+    """
+
+    name: str
+
+    async def reset(self, seed: int) -> Observation: ...
+
+    async def step(self, text: str) -> StepResult: ...
+
+    def demonstration(self, seed: int) -> list[tuple[str, str]]:
+        """A perfect episode as `(role, text)` with the roles prompt, policy and tool."""
+        ...
+
+
+def task_seed(split: str, index: int, run_seed: int) -> int:
+    """Seed of task `index` of a split: 63 bits, of which the lowest tells the split.
+
+    Raises:
+        ConfigError: unknown split.
+    """
+    if split not in SPLITS:
+        raise ConfigError("split", split, ", ".join(SPLITS), "Name one of the splits.")
+    digest = hashlib.blake2b(f"{run_seed}/{split}/{index}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 2 << 1) | (split == "held_out")
+
+
+def split_of(seed: int) -> str:
+    """The split of a task seed."""
+    return SPLITS[seed & 1]
+
+
+def draw_instance(seed: int, draw: Callable[[random.Random], Instance]) -> Instance:
+    """Draw the task instance of `seed`; the splits share no *instance*, not only no seed.
+
+    An instance belongs to the held-out split when the checksum of its text is divisible by 8, so
+    drawing goes on until one of the seed's split turns up.
+    """
+    rng = random.Random(seed)
+    held_out = split_of(seed) == "held_out"
+    while True:
+        instance = draw(rng)
+        if (zlib.crc32(repr(instance).encode()) % _HELD_OUT_ONE_IN == 0) == held_out:
+            return instance
+
+
+class ToolWeather:
+    """Latency and faults of one episode's tool calls, from a seed of their own.
+
+    A call takes lognormal time with mean `latency_mean_seconds`: location `log(mean) - sigma**2/2`.
+    """
+
+    def __init__(self, config: EnvironmentConfig, seed: int, *, latency: bool) -> None:
+        self._rng = random.Random(seed)
+        self._mean_seconds = config.latency_mean_seconds if latency else 0.0
+        self._sigma = config.latency_sigma
+        self._failure_probability = config.failure_probability
+
+    async def call(self) -> float:
+        """Wait as long as the tool takes; return the seconds it took.
+
+        Raises:
+            EnvironmentFailure: with `failure_probability`, after the wait.
+        """
+        started = time.perf_counter()
+        if self._mean_seconds > 0:
+            location = math.log(self._mean_seconds) - self._sigma**2 / 2
+            await asyncio.sleep(self._rng.lognormvariate(location, self._sigma))
+        if self._failure_probability > 0 and self._rng.random() < self._failure_probability:
+            raise EnvironmentFailure("tool call: an injected fault (environment.failure_probability)")
+        return time.perf_counter() - started

@@ -1,0 +1,1 @@
+"""What trajectories and policies are worth: tables over hours, held-out success, the audit of a run."""

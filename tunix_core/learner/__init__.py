@@ -1,0 +1,1 @@
+"""The learner: one process that turns trajectories into steps, snapshots and checkpoints."""

@@ -1,0 +1,64 @@
+"""The trainer of the decoder: `train_step` behind the loop's protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from tunix_core.config import RunConfig
+from tunix_core.data.packing import PackedArrays
+from tunix_core.distributed.mesh import make_mesh
+from tunix_core.errors import CorruptObject
+from tunix_core.learner.train_step import PlacedBatch, TrainState, make_train_step
+from tunix_core.learner.trainer import check_leaves
+from tunix_core.models.decoder import Params, flatten_parameters, unflatten_parameters
+
+
+class DecoderTrainer:
+    """See `trainer.Trainer`."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._step = make_train_step(config, make_mesh(config.mesh))
+
+    def initial_state(self, tensors: Mapping[str, np.ndarray]) -> TrainState:
+        return self._step.init_state(unflatten_parameters(self._config.model, tensors))
+
+    def reference(self, tensors: Mapping[str, np.ndarray]) -> Params:
+        return self._step.put_params(unflatten_parameters(self._config.model, tensors))
+
+    def compile(self, num_windows: int) -> None:
+        self._step.compile(num_windows)
+
+    def put(self, arrays: PackedArrays) -> PlacedBatch:
+        return self._step.put(arrays)
+
+    def step(
+        self, state: TrainState, reference: Params, batch: PlacedBatch, denominator: int
+    ) -> tuple[TrainState, Mapping[str, Any]]:
+        return self._step(state, reference, batch, denominator)
+
+    def tensors(self, state: TrainState) -> dict[str, np.ndarray]:
+        # On CPU an array on the host may be a view of the device's, which the next step gives away.
+        return {name: np.array(value) for name, value in flatten_parameters(state.params).items()}
+
+    def to_host(self, state: TrainState) -> dict[str, np.ndarray]:
+        return {name: np.array(value) for name, value in _named_leaves(state).items()}
+
+    def from_host(self, arrays: Mapping[str, np.ndarray]) -> TrainState:
+        abstract = self._step.abstract_state()
+        expected = _named_leaves(abstract)
+        if faults := check_leaves(expected, arrays):
+            raise CorruptObject(
+                f"checkpoint: {'; '.join(faults[:5])}. Restore it with the configuration it was saved with."
+            )
+        leaves = [arrays[name] for name in expected]
+        return self._step.put_state(jax.tree.unflatten(jax.tree.structure(abstract), leaves))
+
+
+def _named_leaves(tree: Any) -> dict[str, Any]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}

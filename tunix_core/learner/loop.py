@@ -1,0 +1,459 @@
+"""The learner's life: restore, warm up, replay, then one step after another until the run is over.
+
+Threads: this one dispatches steps; `ingestion` reads shards into the buffer; `preparation` makes the
+next batch; `pulse` publishes the pacing signal and the heartbeat; two more write snapshots and
+checkpoints. The order that matters: a step's record is committed before the step is dispatched; the
+clock advances when the device has finished; the host copies for snapshot and checkpoint are taken
+before the next dispatch gives the arrays away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tunix_core.config import RunConfig
+from tunix_core.data.buffer import GroupAdvantages, ReplayBuffer
+from tunix_core.data.ingestion import Ingestion
+from tunix_core.data.packing import window_counts
+from tunix_core.distributed.compilation import CompilationCounter
+from tunix_core.errors import ConfigError, Diverged, Interrupted
+from tunix_core.learner import checkpointing, recovery
+from tunix_core.learner.batches import HostBatch
+from tunix_core.learner.pipeline import IngestionThread, PreparationThread, Prepared, Preparer
+from tunix_core.learner.pulse import Pulse
+from tunix_core.learner.reporting import step_row
+from tunix_core.learner.threads import LatestJob, Worker
+from tunix_core.learner.totals import BusyMeter, Totals
+from tunix_core.learner.trainer import Trainer
+from tunix_core.metrics import MetricRecorder
+from tunix_core.rl.pacing import TargetController
+from tunix_core.storage.control import read_stop, request_stop
+from tunix_core.storage.metrics_files import MetricFiles
+from tunix_core.storage.snapshots import SnapshotStore
+from tunix_core.storage.store import ObjectStore
+
+_WAIT_SECONDS = 0.1
+_SNAPSHOT_WHILE_WAITING_SECONDS = 1.0
+_MIN_BATCHES_IN_BUFFER = 2
+_READ_THE_REST_SECONDS = 5.0
+
+
+class Learner:
+    """One life of the learner. `run` returns when the run is over and raises what ends it early."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        config: RunConfig,
+        trainer: Trainer,
+        group_advantages: GroupAdvantages,
+        *,
+        policy_zero: Mapping[str, np.ndarray],
+        reference: Mapping[str, np.ndarray],
+        incarnation: str,
+        process: str = "learner",
+        interrupted: Callable[[], bool] = lambda: False,
+        log: Callable[[str], None] = print,
+    ) -> None:
+        """
+        Args:
+            policy_zero: weights that training starts from, by name.
+            reference: weights of the KL reference, by name.
+            incarnation: names this life in step records and file names.
+            interrupted: True once the process was asked to end by a signal.
+        """
+        check_buffer_bytes(config)
+        self._store = store
+        self._config = config
+        self._trainer = trainer
+        self._policy_zero = policy_zero
+        self._incarnation = incarnation
+        self._process = process
+        self._interrupted = interrupted
+        self._log = log
+        self._compilations = CompilationCounter()
+        self._counts = window_counts(config)
+        self._buffer = ReplayBuffer(
+            group_advantages=group_advantages,
+            window_tokens=config.learner.window_tokens,
+            max_staleness=config.staleness.max_staleness,
+            buffer_bytes=config.learner.buffer_bytes,
+            order=config.staleness.consumption_order,
+            filter_zero_signal=config.algorithm.filter_zero_signal_groups,
+        )
+        self._reference = trainer.reference(reference)
+        self._state: Any = None
+        self._totals = Totals()
+        self._busy = BusyMeter(self._totals)
+        self._controller = TargetController(max_staleness=config.staleness.max_staleness)
+        self._recorder = MetricRecorder(process)
+        self._metrics = MetricFiles(store, self._recorder, incarnation=incarnation)
+        self._snapshots = LatestJob("snapshots")
+        self._checkpoints = LatestJob("checkpoints")
+        self._snapshot_clock = 0
+        self._checkpoint_clock = -1
+        self._last_row: dict[str, Any] = {}
+        self._step_ended: float | None = None
+        self._ingestion: IngestionThread | None = None
+        self._preparation: PreparationThread | None = None
+        self._pulse = Pulse(
+            store,
+            config,
+            self._buffer,
+            self._controller,
+            self._metrics,
+            process=process,
+            incarnation=incarnation,
+            progress=self.progress,
+        )
+
+    @property
+    def clock(self) -> int:
+        """Completed steps."""
+        return self._buffer.clock
+
+    @property
+    def state(self) -> Any:
+        """The trainer's."""
+        return self._state
+
+    # ---- life -----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train to `learner.num_steps`, or until a stop request.
+
+        Raises:
+            Interrupted: asked to end by a signal; everything is flushed.
+            Fenced: another learner has taken over.
+            Diverged: too many non-finite updates in a row.
+        """
+        restored = recovery.restore(self._store, self._trainer, self._buffer, self._policy_zero)
+        self._state = restored.state
+        if restored.totals:
+            self._totals = Totals.restore(restored.totals["totals"])
+            self._busy = BusyMeter(self._totals)
+            self._controller.restore(restored.totals["pacing"])
+        for reason in restored.refused:
+            self._log(f"passed over {reason}")
+        self._snapshot_clock = self.clock
+        self._checkpoint_clock = -1 if restored.checkpoint_clock is None else restored.checkpoint_clock
+        self._pulse.worker.start()
+        try:
+            self._warm_up()
+            self._replay()
+            if self.clock < self._config.learner.num_steps:
+                with self._feeding():
+                    self._train()
+            self._finish()
+        finally:
+            self._pulse.worker.stop()
+            self._snapshots.abandon()
+            self._checkpoints.abandon()
+
+    def _warm_up(self) -> None:
+        started = time.monotonic()
+        self._trainer.compile(self._counts[-1])
+        self._compilations.warmed_up()
+        self._log(f"compiled for up to {self._counts[-1]} windows in {time.monotonic() - started:.1f} s")
+
+    def _replay(self) -> None:
+        first = self.clock
+        for clock in recovery.replay(
+            self._store, self._buffer, self._config.learner.window_tokens, self._execute_again
+        ):
+            self._snapshot_if_due(clock)
+        if self.clock > first:
+            self._totals.num_replayed_steps += self.clock - first
+            self._log(f"replayed steps {first + 1} to {self.clock}")
+        if self._checkpoint_clock >= 0 or self.clock > 0:
+            self._totals.num_recoveries += 1
+
+    @contextlib.contextmanager
+    def _feeding(self) -> Iterator[None]:
+        ingestion = Ingestion(self._store, self._buffer, vocab_size=self._config.model.vocab_size)
+        self._ingestion = IngestionThread(ingestion)
+        preparer = Preparer(
+            self._store, self._config, self._buffer, self._trainer, self._counts, incarnation=self._incarnation
+        )
+        self._preparation = PreparationThread(preparer, self._ingestion.arrived)
+        self._ingestion.worker.start()
+        self._preparation.worker.start()
+        try:
+            yield
+        finally:
+            self._preparation.worker.stop()
+            self._ingestion.worker.stop()
+
+    def _train(self) -> None:
+        assert self._preparation is not None
+        self._preparation.request(self.clock)
+        while self.clock < self._config.learner.num_steps:
+            prepared, wait_seconds = self._await_batch()
+            if prepared is None:
+                return
+            self._step(prepared, wait_seconds)
+
+    def _await_batch(self) -> tuple[Prepared | None, float]:
+        """The next batch and how long it was waited for, throttling excluded; None once the run is to end."""
+        assert self._preparation is not None
+        started = mark = time.monotonic()
+        throttled_seconds = 0.0
+        while True:
+            self._check_threads()
+            if self._stop_asked():
+                return None, 0.0
+            prepared = self._preparation.next(_WAIT_SECONDS)
+            now = time.monotonic()
+            if self._pulse.state == "throttled":
+                throttled_seconds += now - mark
+            mark, waited = now, now - started
+            if prepared is not None:
+                self._totals.throttled_seconds += throttled_seconds
+                return prepared, waited - throttled_seconds
+            self._pulse.state = self._preparation.state
+            if waited > _SNAPSHOT_WHILE_WAITING_SECONDS and self._snapshot_clock < self.clock:
+                self._snapshot()  # newer weights are what the pool may be waiting for
+            self._busy.tick()
+
+    def _stop_asked(self) -> bool:
+        return self._interrupted() or self._pulse.stop_request is not None
+
+    def _check_threads(self) -> None:
+        workers: list[Worker | LatestJob] = [self._pulse.worker, self._snapshots, self._checkpoints]
+        if self._ingestion is not None and self._preparation is not None:
+            workers += [self._ingestion.worker, self._preparation.worker]
+        for worker in workers:
+            worker.check()
+
+    # ---- steps ----------------------------------------------------------------------------------
+
+    def _step(self, prepared: Prepared, wait_seconds: float) -> None:
+        assert self._preparation is not None
+        host = prepared.host
+        assert host.clock == self.clock, "a batch is consumed at the clock it was prepared for"
+        self._buffer.consume(host.groups, self.clock)
+        self._pulse.num_groups_in_step = len(host.groups)
+        self._pulse.state = "stepping"
+        self._busy.dispatched()
+        started = time.monotonic()
+        self._state, metrics = self._trainer.step(self._state, self._reference, prepared.device, host.denominator)
+        if self.clock + 1 < self._config.learner.num_steps:
+            self._preparation.request(self.clock + 1)  # it runs while the device works
+        values = {name: float(value) for name, value in metrics.items()}  # blocks until the device is done
+        device_seconds = time.monotonic() - started
+        self._busy.completed(device_seconds, host.num_tokens)
+        self._totals.wait_seconds += wait_seconds
+        self._totals.num_overrides += prepared.override
+        self._totals.num_deferred_groups += prepared.num_deferred_groups
+        self._totals.count_batch(host.staleness, self._config.staleness.max_staleness)
+        self._pulse.num_groups_in_step = 0
+        self._buffer.advance(self.clock + 1)
+        self._time_step(device_seconds)
+        self._controller.observe_step(
+            wait_seconds=wait_seconds,
+            step_seconds=device_seconds,
+            publish_lag_steps=host.clock - max(0, self._pulse.published_version),
+        )
+        self._record(
+            host,
+            values,
+            device_seconds=device_seconds,
+            wait_for_data_seconds=wait_seconds,
+            pack_seconds=prepared.pack_seconds,
+            throttle_override=int(prepared.override),
+            replayed=0,
+        )
+        self._snapshot_if_due(self.clock)
+        self._checkpoint_if_due()
+        self._guard(values)
+
+    def _execute_again(self, host: HostBatch, record: Mapping[str, Any]) -> None:
+        """A step record after the checkpoint: the same step, its device time not counted as busy."""
+        started = time.monotonic()
+        device = self._trainer.put(host.arrays)
+        self._state, metrics = self._trainer.step(self._state, self._reference, device, host.denominator)
+        values = {name: float(value) for name, value in metrics.items()}
+        self._totals.num_overrides += int(record["throttle_override"])
+        self._totals.count_batch(host.staleness, self._config.staleness.max_staleness)
+        self._record(
+            host,
+            values,
+            device_seconds=time.monotonic() - started,
+            wait_for_data_seconds=0.0,
+            pack_seconds=0.0,
+            throttle_override=int(record["throttle_override"]),
+            replayed=1,
+            clock=host.clock + 1,
+        )
+        self._guard(values)
+
+    def _time_step(self, device_seconds: float) -> None:
+        now = time.monotonic()
+        seconds = device_seconds if self._step_ended is None else now - self._step_ended
+        self._step_ended = now
+        previous = self._pulse.step_seconds
+        self._pulse.step_seconds = seconds if previous == 0 else 0.8 * previous + 0.2 * seconds
+
+    def _guard(self, values: Mapping[str, float]) -> None:
+        skipped = bool(values.get("nonfinite", 0.0))
+        self._totals.num_nonfinite_steps += skipped
+        self._totals.nonfinite_in_a_row = self._totals.nonfinite_in_a_row + 1 if skipped else 0
+        limit = self._config.learner.max_nonfinite_steps
+        if self._totals.nonfinite_in_a_row >= limit:
+            raise Diverged(
+                f"updates: received {limit} non-finite ones in a row, accepted fewer than "
+                f"learner.max_nonfinite_steps = {limit}. Lower optimizer.learning_rate, or look at the last batches."
+            )
+
+    # ---- what is written ------------------------------------------------------------------------
+
+    def _snapshot_if_due(self, clock: int) -> None:
+        if clock % self._config.learner.snapshot_interval_steps == 0:
+            self._snapshot(clock)
+
+    def _snapshot(self, clock: int | None = None) -> None:
+        version = self.clock if clock is None else clock
+        tensors = self._trainer.tensors(self._state)
+        self._snapshot_clock = version
+        store = SnapshotStore(self._store)
+        self._snapshots.submit(lambda: store.write(version, tensors, incarnation=self._incarnation))
+
+    def _checkpoint_if_due(self) -> None:
+        at_the_end = self.clock >= self._config.learner.num_steps  # `_finish` writes that one
+        if self.clock % self._config.checkpoint.interval_steps == 0 and not at_the_end:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        buffer, seen = self._buffer.state()
+        checkpoint = checkpointing.Checkpoint(
+            clock=buffer["clock"],
+            state=self._trainer.to_host(self._state),
+            buffer=buffer,
+            seen=seen,
+            totals={"totals": self._totals.state(), "pacing": self._controller.state()},
+        )
+
+        def write() -> None:
+            checkpointing.save(self._store, checkpoint, incarnation=self._incarnation)
+            self._checkpoint_clock = checkpoint.clock
+
+        self._checkpoints.submit(write)
+
+    def _finish(self) -> None:
+        """Flush everything, and close the run if all its steps are done."""
+        done = self.clock >= self._config.learner.num_steps
+        self._pulse.num_groups_in_step = 0
+        if done and self._checkpoint_clock < self.clock:
+            self._read_the_rest()
+        if done:
+            self._buffer.finish()
+            self._pulse.state = "finished"
+        if self._snapshot_clock < self.clock or done:
+            self._snapshot()
+        if self._checkpoint_clock < self.clock:
+            self._checkpoint()
+        self._snapshots.finish()
+        self._checkpoints.finish()
+        self._pulse.worker.stop()
+        self._record_ledger()
+        self._metrics.flush()
+        self._pulse.publish()
+        self._pulse.beat()
+        if done:
+            request_stop(self._store, reason="completed", source=self._process, failed=False)
+        elif read_stop(self._store) is None:
+            raise Interrupted(f"learner: interrupted at clock {self.clock}; the next attempt goes on from there")
+
+    def _read_the_rest(self) -> None:
+        """What is there when the last step is done belongs into the ledger; what comes later was never read."""
+        ingestion = Ingestion(self._store, self._buffer, vocab_size=self._config.model.vocab_size)
+        deadline = time.monotonic() + _READ_THE_REST_SECONDS
+        while ingestion.poll() and time.monotonic() < deadline:
+            pass
+
+    def _record(self, host: HostBatch, values: Mapping[str, float], **timing: Any) -> None:
+        row = step_row(
+            host,
+            values,
+            clock=timing.pop("clock", self.clock),
+            bound=self._config.staleness.max_staleness,
+            window_tokens=self._config.learner.window_tokens,
+        )
+        row |= timing | self._ledger_columns()
+        row |= {
+            "step_seconds": self._pulse.step_seconds,
+            "learner_busy_fraction": self._busy.fraction,
+            "tokens_per_second": self._busy.tokens_per_second,
+            "compilations_after_warmup": self._compilations.after_warmup,
+            "target": self._controller.target,
+            "capacity_groups": self._pulse.capacity_groups,
+            "queued_groups": self._buffer.num_fresh(self.clock),
+            "published_version": self._pulse.published_version,
+        }
+        self._last_row = row
+        self._recorder.record(**row)
+
+    def _record_ledger(self) -> None:
+        """A last row: what the ledger says when nothing moves any more."""
+        self._recorder.record(clock=self.clock, final=1, **self._ledger_columns())
+
+    def _ledger_columns(self) -> dict[str, int]:
+        with self._buffer.lock:
+            return {f"ledger_{name}": tokens for name, tokens in self._buffer.ledger.tokens().items()}
+
+    def progress(self) -> dict[str, Any]:
+        """The heartbeat: what a person, the live view and the log line show."""
+        shown = ("reward_mean", "success_rate", "staleness_mean", "staleness_max", "loss", "num_windows")
+        with self._buffer.lock:
+            ledger, trajectories = self._buffer.ledger.tokens(), self._buffer.ledger.trajectories()
+            extra = {
+                "num_unreadable_shards": len(self._buffer.ledger.unreadable),
+                "missing_episodes": self._buffer.missing_episodes,
+            }
+        return {
+            "incarnation": self._incarnation,
+            "clock": self.clock,
+            "num_steps": self._config.learner.num_steps,
+            "state": self._pulse.state,
+            **{name: self._last_row[name] for name in shown if name in self._last_row},
+            "step_seconds": self._pulse.step_seconds,
+            "learner_busy_fraction": self._busy.fraction,
+            "tokens_per_second": self._busy.tokens_per_second,
+            "wait_for_data_seconds": self._totals.wait_seconds,
+            "compilations_after_warmup": self._compilations.after_warmup,
+            "snapshot_version": self._snapshot_clock,
+            "checkpoint_clock": self._checkpoint_clock,
+            "published_version": self._pulse.published_version,
+            "target": self._controller.target,
+            "capacity_groups": self._pulse.capacity_groups,
+            "num_live_actors": len(self._pulse.live_incarnations),
+            "num_fenced": self._pulse.num_fenced,
+            "num_buffered_groups": self._buffer.num_fresh(self.clock),
+            "ledger": ledger,
+            "ledger_trajectories": trajectories,
+            **extra,
+            "totals": self._totals.state(),
+        }
+
+
+def check_buffer_bytes(config: RunConfig) -> None:
+    """Refuse a buffer that could never hold the batches it must: the learner would wait for ever.
+
+    Raises:
+        ConfigError: with the smallest size that works.
+    """
+    bytes_per_token, bytes_per_row = 16, 64  # tokens, mask and logprobs; scalars of a row
+    row = config.actor.context_tokens * bytes_per_token + bytes_per_row
+    smallest = _MIN_BATCHES_IN_BUFFER * config.batch_trajectories * row
+    if config.learner.buffer_bytes < smallest:
+        raise ConfigError(
+            "learner.buffer_bytes",
+            config.learner.buffer_bytes,
+            f"at least {smallest} ({_MIN_BATCHES_IN_BUFFER} batches of the longest trajectories)",
+            "Enlarge it, or lower learner.groups_per_batch.",
+        )

@@ -1,0 +1,134 @@
+"""What a step minimises, for one micro-batch of packed windows.
+
+An objective maps parameters and windows to the micro-batch's part of the loss (a sum over its policy
+tokens divided by the batch's one global denominator, so parts of micro-batches and devices just add)
+and to sums for the step's metrics, which add too.
+
+Shapes: M windows of a micro-batch, W tokens. Entry t of a batch array describes token t itself, which
+the hidden state of token t - 1 predicts; the first token of a segment is never a policy token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tunix_core.config import AlgorithmConfig, ModelConfig
+from tunix_core.models.decoder import Params, hidden_states, token_logprobs
+from tunix_core.rl import aggregation, corrections, kl, losses
+
+Array = jax.Array | np.ndarray
+
+
+class Batch(NamedTuple):
+    """N packed windows of W tokens."""
+
+    tokens: Array  # int32 [N, W]
+    positions: Array  # int32 [N, W], restarting in each segment
+    segment_ids: Array  # int32 [N, W], 0 is padding
+    loss_mask: Array  # bool [N, W], the policy tokens
+    behavior_logprobs: Array  # float32 [N, W]
+    advantages: Array  # float32 [N, W]
+    temperature: Array  # float32 [N, W]
+
+
+Sums = dict[str, jax.Array]
+"""Scalars that add over micro-batches and devices, except those named `max_…`, whose maximum is taken."""
+
+Objective = Callable[[Params, Params, Batch, jax.Array], tuple[jax.Array, Sums]]
+"""(parameters, reference parameters, windows, denominator) -> (part of the loss, sums)."""
+
+
+def predictions(params: Params, config: ModelConfig, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Log probability of each token given those before it in its segment, and that distribution's entropy.
+
+    Returns:
+        logprobs, entropy: `[M, W]`; entry 0 of a window is meaningless, as is every segment's first.
+    """
+    hidden = hidden_states(params, config, batch.tokens, batch.positions, batch.segment_ids)
+    # The state before each token; the last state predicts nothing inside the window.
+    before = jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
+    return token_logprobs(params, config, before, batch.tokens, batch.temperature)
+
+
+def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objective:
+    """Decoupled PPO with truncated importance weights, and a KL leash to the reference.
+
+    With one update per batch the proximal policy is the current one, so its log probabilities are
+    `stop_gradient(current)` and cost no pass of their own.
+    """
+
+    def objective(params: Params, reference: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, Sums]:
+        mask = jnp.asarray(batch.loss_mask)
+        logprobs, entropy = predictions(params, model, batch)
+        reference_logprobs = jax.lax.stop_gradient(predictions(reference, model, batch)[0])
+        proximal = jax.lax.stop_gradient(logprobs)
+        # Masked tokens may hold anything: neutral values before any exponential.
+        behavior = jnp.where(mask, batch.behavior_logprobs, proximal)
+
+        correction = corrections.truncated_importance_weights(proximal, behavior, algorithm.importance_truncation)
+        loss, clipped = losses.decoupled_ppo(
+            logprobs, proximal, batch.advantages, correction, algorithm.clip_low, algorithm.clip_high
+        )
+        # Both gradients of the estimator: of the ratio and of k3.
+        leash = correction * kl.unbiased_k3(logprobs, proximal, reference_logprobs)
+        part = aggregation.masked_sum(loss + algorithm.kl_coefficient * leash, mask) / denominator
+
+        ratio = jnp.exp(proximal - behavior)
+        add = lambda values: aggregation.masked_sum(jax.lax.stop_gradient(values), mask)  # noqa: E731
+        sums = {
+            "policy_tokens": mask.sum(dtype=jnp.float32),
+            "policy_loss": add(loss),
+            "kl_reference": add(kl.k3(proximal, reference_logprobs)),
+            "kl_behavior": add(kl.k3(behavior, proximal)),
+            "entropy": add(entropy),
+            "clip_fraction": add(clipped.astype(jnp.float32)),
+            "truncation_fraction": add((ratio > algorithm.importance_truncation).astype(jnp.float32)),
+            "importance_ratio": add(ratio),
+            "importance_ratio_squared": add(ratio * ratio),
+            "max_logprob_gap": jnp.where(mask, jnp.abs(proximal - behavior), 0).max(),
+        }
+        return part, sums
+
+    return objective
+
+
+def supervised_objective(model: ModelConfig) -> Objective:
+    """Cross entropy of the policy tokens."""
+
+    def objective(params: Params, reference: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, Sums]:
+        del reference  # no leash: this makes the policy that later is the reference
+        mask = jnp.asarray(batch.loss_mask)
+        logprobs, entropy = predictions(params, model, batch)
+        part = -aggregation.masked_sum(logprobs, mask) / denominator
+        sums = {
+            "policy_tokens": mask.sum(dtype=jnp.float32),
+            "entropy": aggregation.masked_sum(jax.lax.stop_gradient(entropy), mask),
+        }
+        return part, sums
+
+    return objective
+
+
+def finalize(sums: Sums) -> Sums:
+    """Means over the batch's policy tokens; effective sample size and chi-squared from the moments.
+
+    With n tokens of importance ratio r: ESS / n = (sum r)^2 / (n sum r^2), chi^2 = mean(r^2) - 1
+    (Owen, Monte Carlo theory, methods and examples, section 9.3).
+    """
+    num_tokens = sums["policy_tokens"]
+    divisor = jnp.maximum(num_tokens, 1)
+    metrics = {
+        name: value if name.startswith("max_") or name == "policy_tokens" else value / divisor
+        for name, value in sums.items()
+    }
+    if "importance_ratio" in metrics:
+        first, second = metrics["importance_ratio"], metrics.pop("importance_ratio_squared")
+        empty = num_tokens == 0
+        metrics["effective_sample_fraction"] = jnp.where(empty, 1.0, first * first / jnp.where(empty, 1.0, second))
+        metrics["chi_squared"] = jnp.where(empty, 0.0, second - 1)
+    return metrics

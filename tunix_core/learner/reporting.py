@@ -1,0 +1,39 @@
+"""The metrics row of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tunix_core.learner.batches import HostBatch
+
+
+def step_row(
+    host: HostBatch, values: Mapping[str, float], *, clock: int, bound: int, window_tokens: int
+) -> dict[str, Any]:
+    """Figures of a batch and what the step returned.
+
+    Args:
+        values: scalars from the compiled step, under their own names.
+        clock: after the step.
+        bound: `max_staleness`; the histogram has a column for each staleness up to it.
+        window_tokens: W.
+    """
+    histogram = np.bincount(np.clip(host.staleness, 0, bound), minlength=bound + 1)
+    return {
+        **values,
+        "clock": clock,
+        "reward_mean": float(host.rewards.mean()),
+        "success_rate": float(host.successes.mean()),
+        "staleness_mean": float(host.staleness.mean()),
+        "staleness_max": int(host.staleness.max()),
+        **{f"staleness_{value}": int(count) for value, count in enumerate(histogram)},
+        "num_groups": len(host.groups),
+        "num_trajectories": len(host.rewards),
+        "num_tokens": host.num_tokens,
+        "policy_tokens": host.denominator,
+        "num_windows": host.num_windows,
+        "window_fill": host.num_tokens / (host.num_windows * window_tokens),
+    }

@@ -1,0 +1,58 @@
+"""What the loop needs to know of the model: a protocol, and the one that trains the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tunix_core.data.packing import PackedArrays
+
+State = Any
+"""A pytree of device arrays: parameters, optimizer state, step."""
+
+
+class Trainer(Protocol):
+    """Owns no state: it maps states to states."""
+
+    def initial_state(self, tensors: Mapping[str, np.ndarray]) -> State:
+        """Fresh optimizer around the named weights."""
+
+    def reference(self, tensors: Mapping[str, np.ndarray]) -> Any:
+        """The weights of the KL reference on the device."""
+
+    def compile(self, num_windows: int) -> None:
+        """Make the executable for batches of at most so many windows; larger ones are refused later."""
+
+    def put(self, arrays: PackedArrays) -> Any:
+        """Onto the device, as the compiled step takes it."""
+
+    def step(self, state: State, reference: Any, batch: Any, denominator: int) -> tuple[State, Mapping[str, Any]]:
+        """One update; gives up `state`. Metrics are scalars, `nonfinite` is 1 where the update was skipped."""
+
+    def tensors(self, state: State) -> dict[str, np.ndarray]:
+        """Host copies of the weights, by their published names."""
+
+    def to_host(self, state: State) -> dict[str, np.ndarray]:
+        """Host copies of the whole state, by names that stay the same between releases of the optimizer."""
+
+    def from_host(self, arrays: Mapping[str, np.ndarray]) -> State:
+        """The inverse of `to_host`.
+
+        Raises:
+            CorruptObject: a leaf is missing, surplus or of another shape.
+        """
+
+
+def check_leaves(expected: Mapping[str, Any], received: Mapping[str, np.ndarray]) -> Sequence[str]:
+    """Differences between the leaves of a state and those of a checkpoint, as texts."""
+    faults = [f"{name}: missing" for name in expected if name not in received]
+    faults += [f"{name}: unknown" for name in received if name not in expected]
+    for name in expected:
+        if name in received:
+            shape, dtype = tuple(expected[name].shape), np.dtype(expected[name].dtype)
+            found = received[name]
+            if (found.shape, found.dtype) != (shape, dtype):
+                faults.append(f"{name}: received {found.dtype}{list(found.shape)}, accepted {dtype}{list(shape)}")
+    return faults

@@ -1,0 +1,1 @@
+"""Decoders: parameters, initialisation and forward passes. See `decoder`."""

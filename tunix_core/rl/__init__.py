@@ -1,0 +1,1 @@
+"""The algorithms' mathematics: arrays in, arrays out, in the papers' symbols."""
