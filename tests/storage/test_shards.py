@@ -283,6 +283,18 @@ def test_flipped_bytes_are_faults_never_wrong_data(data: st.DataObject) -> None:
                 assert np.array_equal(rows.list_value(name, row), getattr(original[row], name))
 
 
+def test_a_flipped_byte_in_any_column_is_refused() -> None:
+    """Also where no hash looks: texts for people are under the page's checksum."""
+    noise = np.random.default_rng(0).integers(33, 126, 4000).astype(np.uint8).tobytes().decode()
+    data = shards.encode([make_trajectory(0, messages=noise)])
+    group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
+    (column,) = (c for i in range(group.num_columns) if (c := group.column(i)).path_in_schema == "messages")
+    for position in range(column.data_page_offset + 500, column.data_page_offset + column.total_compressed_size, 400):
+        flipped = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+        with pytest.raises(CorruptObject):
+            shards.decode(flipped)
+
+
 def test_a_writers_own_check() -> None:
     shards.check_group_sizes(make_group(0) + make_group(1))
     shards.check_group_sizes(make_group(0)[:2])  # members may be missing
