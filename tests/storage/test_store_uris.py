@@ -27,8 +27,22 @@ def test_other_uris() -> None:
 @pytest.mark.parametrize(
     "uri",
     [
-        *("", "s3://bucket/run", "http://x", "gcs://b/x", "file://relative", "gs://", "gs://B/x", "gs://b/x"),
-        *("gs://bucket/../x", "gs://bucket//x", "gs://bucket/.tmp", "memory://", "memory://a/../b", "a\0b", None, 3),
+        "",
+        "s3://bucket/run",
+        "http://x",
+        "gcs://b/x",
+        "file://relative",
+        "gs://",
+        "gs://B/x",
+        "gs://b/x",
+        "gs://bucket/../x",
+        "gs://bucket//x",
+        "memory://",
+        "memory://a/../b",
+        "a\0b",
+        "gs://bucket/.tmp",
+        None,
+        3,
     ],
 )
 def test_refused_uris(uri: str) -> None:
