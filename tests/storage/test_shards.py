@@ -283,16 +283,33 @@ def test_flipped_bytes_are_faults_never_wrong_data(data: st.DataObject) -> None:
                 assert np.array_equal(rows.list_value(name, row), getattr(original[row], name))
 
 
-def test_a_flipped_byte_in_any_column_is_refused() -> None:
-    """Also where no hash looks: texts for people are under the page's checksum."""
-    noise = np.random.default_rng(0).integers(33, 126, 4000).astype(np.uint8).tobytes().decode()
-    data = shards.encode([make_trajectory(0, messages=noise)])
+def messages_chunk(data: bytes) -> pq.ColumnChunkMetaData:
     group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
     (column,) = (c for i in range(group.num_columns) if (c := group.column(i)).path_in_schema == "messages")
-    for position in range(column.data_page_offset + 500, column.data_page_offset + column.total_compressed_size, 400):
+    return column
+
+
+def test_a_flipped_byte_of_a_text_is_refused() -> None:
+    """Also where no hash looks: what people read is under the page's checksum."""
+    noise = np.random.default_rng(0).integers(33, 126, 4000).astype(np.uint8).tobytes().decode()
+    data = shards.encode([make_trajectory(0, messages=noise)])
+    column = messages_chunk(data)
+    end = column.data_page_offset + column.total_compressed_size
+    for position in range(end - 3000, end, 100):
         flipped = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
         with pytest.raises(CorruptObject):
             shards.decode(flipped)
+
+
+def test_texts_are_stored_once() -> None:
+    """Not again as a minimum and a maximum of page and file; short columns keep theirs, for queries."""
+    noise = np.random.default_rng(0).integers(33, 126, 4000).astype(np.uint8).tobytes().decode()
+    data = shards.encode([make_trajectory(0, messages=noise)])
+    assert messages_chunk(data).statistics is None
+    assert len(data) - len(shards.encode([make_trajectory(0, messages="")])) < 4200
+    group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    assert columns["policy_version_min"].statistics.max == make_trajectory(0).policy_version_min
 
 
 def test_a_writers_own_check() -> None:
