@@ -264,7 +264,7 @@ def test_garbage_is_refused(garbage: bytes) -> None:
             shards.decode(data)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_flipped_bytes_are_faults_never_wrong_data(data: st.DataObject) -> None:
     """Any change is refused, blamed on rows, or without effect on what training reads."""

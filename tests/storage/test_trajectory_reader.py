@@ -429,5 +429,5 @@ class ReaderMachine(RuleBasedStateMachine):
 
 TestReaderMachine = ReaderMachine.TestCase
 TestReaderMachine.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
