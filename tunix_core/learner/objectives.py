@@ -55,6 +55,20 @@ def predictions(params: Params, config: ModelConfig, batch: Batch) -> tuple[jax.
     return token_logprobs(params, config, before, batch.tokens, batch.temperature)
 
 
+def neutral(batch: Batch) -> Batch:
+    """The batch with harmless values wherever the mask is false.
+
+    Those places may hold anything, NaN included. To mask the result is too late: a zero gradient times
+    the infinity inside is NaN.
+    """
+    mask = jnp.asarray(batch.loss_mask)
+    return batch._replace(
+        behavior_logprobs=jnp.where(mask, batch.behavior_logprobs, 0.0),
+        advantages=jnp.where(mask, batch.advantages, 0.0),
+        temperature=jnp.where(mask, batch.temperature, 1.0),
+    )
+
+
 def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objective:
     """Decoupled PPO with truncated importance weights, and a KL leash to the reference.
 
@@ -63,12 +77,12 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
     """
 
     def objective(params: Params, reference: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, Sums]:
+        batch = neutral(batch)
         mask = jnp.asarray(batch.loss_mask)
         logprobs, entropy = predictions(params, model, batch)
         reference_logprobs = jax.lax.stop_gradient(predictions(reference, model, batch)[0])
         proximal = jax.lax.stop_gradient(logprobs)
-        # Masked tokens may hold anything: neutral values before any exponential.
-        behavior = jnp.where(mask, batch.behavior_logprobs, proximal)
+        behavior = jnp.where(mask, batch.behavior_logprobs, proximal)  # a ratio of 1 elsewhere: no overflow
 
         correction = corrections.truncated_importance_weights(proximal, behavior, algorithm.importance_truncation)
         loss, clipped = losses.decoupled_ppo(
@@ -102,6 +116,7 @@ def supervised_objective(model: ModelConfig) -> Objective:
 
     def objective(params: Params, reference: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, Sums]:
         del reference  # no leash: this makes the policy that later is the reference
+        batch = neutral(batch)
         mask = jnp.asarray(batch.loss_mask)
         logprobs, entropy = predictions(params, model, batch)
         part = -aggregation.masked_sum(logprobs, mask) / denominator
