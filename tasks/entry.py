@@ -31,6 +31,8 @@ class Task:
     incarnation: str
     interrupted: threading.Event
     """Set by SIGTERM or SIGINT: finish the unit in hand, flush, end."""
+    arguments: argparse.Namespace
+    """The command line, a module's own arguments included."""
 
     def log(self, text: str) -> None:
         """A line of the process's log."""
@@ -38,17 +40,24 @@ class Task:
 
 
 def run_task(
-    module: str, body: Callable[[Task], None], argv: list[str] | None = None, *, process: str | None = None
+    module: str,
+    body: Callable[[Task], None],
+    argv: list[str] | None = None,
+    *,
+    process: str | None = None,
+    configure: Callable[[argparse.ArgumentParser], None] = lambda _parser: None,
 ) -> int:
     """Parse the command line, run `body`, and return the exit code that its outcome maps to.
 
     Args:
         process: name of the process where `--process` gives none; that of the module by default.
+        configure: adds arguments of the module's own; they are in `Task.arguments`.
     """
     parser = argparse.ArgumentParser(prog=f"python -m tasks.{module}")
     parser.add_argument("--run", required=True, help="URI of the run directory")
     parser.add_argument("--process", default=process or module, help="name of the process within the run")
     parser.add_argument("--attempt", type=int, default=1, help="which attempt of it this is")
+    configure(parser)
     arguments = parser.parse_args(argv)
     interrupted = threading.Event()
 
@@ -69,6 +78,7 @@ def run_task(
                 attempt=arguments.attempt,
                 incarnation=new_incarnation(),
                 interrupted=interrupted,
+                arguments=arguments,
             )
         )
     except TunixError as error:

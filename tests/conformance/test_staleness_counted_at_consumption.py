@@ -18,6 +18,8 @@ def test_staleness_counted_at_consumption(version: int, read_at: int, consumed_a
     buffer = make_buffer(max_staleness=2)
     buffer.advance(read_at)
     buffer.add(make_rows("s", make_group("g", version=version)))
+    arrives_over_the_bound = read_at - version > 2  # then it takes no room in the buffer either
+    assert buffer.ledger.trajectories()["stale"] == (2 if arrives_over_the_bound else 0)
     buffer.advance(consumed_at)
     groups = buffer.take(1, consumed_at, max_mean_staleness=math.inf).groups
     if staleness is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -22,10 +23,16 @@ class Group:
     """Rises with every group that enters the buffer: breaks ties, so that order is determined."""
     num_bytes: int
 
-    @property
+    @functools.cached_property
     def version_min(self) -> int:
         """Oldest policy version among the group's policy tokens: a group is dropped as a whole."""
         return oldest_version(self.rows.version_min)
+
+    @functools.cached_property
+    def version_sum(self) -> tuple[int, int]:
+        """Sum of the rows' oldest versions, over the rows that have policy tokens; and how many they are."""
+        with_policy = self.rows.version_min[self.rows.version_min >= 0]
+        return int(with_policy.sum()), len(with_policy)
 
 
 def oldest_version(version_min: np.ndarray) -> int:
@@ -61,8 +68,8 @@ def choose(
     if len(groups) < num_groups:
         return None, 0.0
     by_age = sorted(groups, key=lambda g: (g.version_min, g.arrival))
-    sums = np.array([trajectory_staleness([g], clock).sum() for g in by_age], np.float64)
-    counts = np.array([max(1, int((g.rows.version_min >= 0).sum())) for g in by_age], np.float64)
+    version_sums, counts = np.array([g.version_sum for g in by_age], np.float64).T
+    sums = clock * counts - version_sums
     # Row k: the k oldest and the num_groups - k freshest.
     k = np.arange(num_groups + 1)
     if order == "freshest_first":

@@ -1,0 +1,81 @@
+"""Closes a run: held-out evaluation of its first and last version, summary and report.
+
+    python -m tasks.finalize --run URI
+
+Writes `reports/summary.json` and `reports/report.html`. Done again, it evaluates nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from tasks.entry import Task, run_task
+from tasks.evaluate import evaluate_held_out
+from tunix_core import paths
+from tunix_core.console.report import render
+from tunix_core.errors import DataError
+from tunix_core.evaluation.audit import audit_run
+from tunix_core.evaluation.summary import build_summary, goals
+from tunix_core.storage.control import write_heartbeat
+from tunix_core.storage.metrics_files import read_metrics
+from tunix_core.storage.policies import PolicyStore
+
+FULL_BUFFER_SECONDS = 15.0
+
+
+def _full_buffer_rate(task: Task, version: int) -> float:
+    """Measured where the learner ran: on its CPUs."""
+    from tunix_core.distributed.compilation import enable_compilation_cache
+    from tunix_core.learner.full_buffer import measure
+
+    enable_compilation_cache()
+    tensors, _ = PolicyStore(task.store).load(version)
+    rate = measure(task.store, task.config, tensors, seconds=FULL_BUFFER_SECONDS)
+    task.log(f"full buffer: {rate.tokens_per_second:.0f} tokens/s over {rate.num_steps} steps, {rate.seconds:.1f} s")
+    return rate.tokens_per_second
+
+
+def _finalize(task: Task) -> None:
+    versions = PolicyStore(task.store).versions()
+    if not versions:
+        raise DataError("policies: received none, accepted at least version 0. The warm start did not finish.")
+    cpus = set(task.config.launcher.learner_cpus) & os.sched_getaffinity(0)
+    if cpus:
+        os.sched_setaffinity(0, cpus)  # before JAX counts the CPUs
+    rate = _full_buffer_rate(task, versions[-1])
+    before, after = (evaluate_held_out(task, version) for version in (versions[0], versions[-1]))
+    task.log(f"held-out success {before.success.value:.3f} -> {after.success.value:.3f}")
+    audit = audit_run(task.store, max_staleness=task.config.staleness.max_staleness)
+    summary = build_summary(
+        task.store,
+        task.config,
+        task.extra,
+        audit,
+        before=before,
+        after=after,
+        full_buffer_tokens_per_second=rate,
+    )
+    page = render(summary, task.config, read_metrics(task.store, "learner"), audit, before, after)
+    task.store.put(paths.REPORTS + "summary.json", json.dumps(summary, indent=1).encode())
+    task.store.put(paths.REPORTS + "report.html", page.encode())
+    for text, met in goals(summary):
+        task.log(f"{'met   ' if met else 'MISSED'} {text}")
+    write_heartbeat(
+        task.store,
+        task.process,
+        {
+            "version": after.policy_version,
+            "success_before": before.success.value,
+            "success_after": after.success.value,
+        },
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_task("finalize", _finalize, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from tests.data.support import make_group, make_trajectory
+from tests.data.test_buffer import make_buffer
+from tunix_core import paths
+from tunix_core.data.ingestion import Ingestion
+from tunix_core.data.rows import RowFetcher, from_shard, from_trajectories
+from tunix_core.storage.quarantine import read_quarantine
+from tunix_core.storage.shards import decode, encode
+from tunix_core.storage.store import ObjectStore, open_store
+from tunix_core.storage.trajectory_writer import TrajectoryWriter
+from tunix_core.types import RowRef, Trajectory
+
+
+@pytest.fixture
+def store(tmp_path) -> ObjectStore:
+    return open_store(str(tmp_path))
+
+
+def writer(store: ObjectStore, incarnation: str = "a0") -> TrajectoryWriter:
+    return TrajectoryWriter(store, actor_id="actor_0_0", incarnation=incarnation)
+
+
+def test_shards_reach_the_buffer_and_the_cursors_follow(store: ObjectStore) -> None:
+    buffer = make_buffer()
+    ingestion = Ingestion(store, buffer, vocab_size=64)
+    assert ingestion.poll() == 0
+    shards = writer(store)
+    shards.write(make_group("g0"))
+    shards.write(make_group("g1") + make_group("g2"))
+    assert ingestion.poll() == 2
+    assert buffer.cursors["cursors"]["a0"]["next_sequence"] == 2
+    assert buffer.ledger.trajectories()["buffered"] == 6
+    # a reader that goes on from the noted cursors reads nothing twice
+    shards.write(make_group("g3"))
+    again = Ingestion(store, buffer, vocab_size=64)
+    assert again.poll() == 1
+    assert buffer.ledger.trajectories()["duplicate"] == 0
+
+
+def test_a_broken_shard_and_broken_rows_are_recorded_and_the_rest_goes_on(store: ObjectStore) -> None:
+    buffer = make_buffer()
+    shards = writer(store)
+    broken = shards.write(make_group("g0"))
+    store.put(broken, store.get(broken)[:100])
+    bad = make_trajectory("g1/1", reward=1.0)
+    bad.behavior_logprobs[6] = np.nan
+    foreign = dataclasses.replace(make_trajectory("g1/2"), tokens=np.full(12, 64, np.int32))
+    good = [make_trajectory("g1/0"), make_trajectory("g1/3", reward=1.0)]
+    partly = shards.write([dataclasses.replace(t, group_size=4) for t in [good[0], bad, foreign, good[1]]])
+    Ingestion(store, buffer, vocab_size=64).poll()
+    assert buffer.ledger.unreadable == {broken: 100}
+    assert buffer.ledger.trajectories()["quarantined"] == 2
+    assert buffer.ledger.trajectories()["buffered"] == 2
+    entries = {entry.shard: entry for entry in read_quarantine(store)}
+    assert entries[broken].reason
+    assert entries[broken].num_bytes == 100
+    assert set(entries[partly].rows) == {1, 2}
+    assert "not finite" in entries[partly].rows[1]
+
+
+def test_rows_of_unequal_lengths_do_not_shift_their_neighbours() -> None:
+    torn = dataclasses.replace(make_trajectory("g/0"), behavior_logprobs=np.full(3, -1, np.float32))
+    after = make_trajectory("g/1", reward=1.0)
+    rows = from_shard("s", decode(encode([torn, after, make_trajectory("g/2")])))
+    assert set(rows.faults) == {0}
+    own = slice(rows.offsets[1], rows.offsets[2])
+    np.testing.assert_array_equal(rows.behavior_logprobs[own], after.behavior_logprobs)
+    buffer = make_buffer()
+    buffer.add(rows)
+    (group,) = buffer.take(1, 0, max_mean_staleness=math.inf).groups
+    np.testing.assert_array_equal(group.rows.behavior_logprobs[:12], after.behavior_logprobs)
+
+
+def test_columns_of_a_shard_equal_single_trajectories() -> None:
+    trajectories: list[Trajectory] = [
+        *make_group("g", size=4),
+        dataclasses.replace(make_trajectory("h/0", reward=2.0), reward_components={}),
+        dataclasses.replace(make_trajectory("h/1", reward=2.0), reward_components={"answer": 0.0, "style": 1.0}),
+    ]
+    fast = from_shard("s", decode(encode(trajectories)))
+    slow = from_trajectories("s", trajectories)
+    for field in dataclasses.fields(fast):
+        left, right = getattr(fast, field.name), getattr(slow, field.name)
+        if isinstance(left, np.ndarray):
+            assert left.dtype == right.dtype, field.name
+            np.testing.assert_array_equal(left, right, err_msg=field.name)
+        else:
+            assert left == right, field.name
+    assert fast.successes.tolist() == [0, 1, 0, 1, 1, 0]
+
+
+def test_rows_by_reference(store: ObjectStore) -> None:
+    key = writer(store).write(make_group("g", size=4))
+    rows = RowFetcher(store)([RowRef(shard=key, row=3), RowRef(shard=key, row=1)])
+    assert rows.trajectory_ids == ["g/3", "g/1"]
+    assert rows.index.tolist() == [3, 1]
+    assert paths.parse_shard(rows.shard).incarnation == "a0"
