@@ -11,17 +11,17 @@ the hidden state of token t - 1 predicts; the first token of a segment is never 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from tunix_core.config import AlgorithmConfig, ModelConfig
 from tunix_core.models.decoder import Params, hidden_states, token_logprobs
 from tunix_core.rl import aggregation, corrections, kl, losses
 
-Array = jax.Array | np.ndarray
+Array = Any
+"""A device array; while a step is compiled also its abstract stand-ins."""
 
 
 class Batch(NamedTuple):

@@ -46,7 +46,8 @@ class TrainState(NamedTuple):
 class PlacedBatch(NamedTuple):
     """A batch on the mesh, in the compiled shape."""
 
-    windows: Batch
+    windows: Any
+    """`Batch` of device arrays, or what stands for all of them."""
     num_microbatches: Any
     """int32 [], per device and the same on all: the leading ones that hold anything."""
 
@@ -156,6 +157,7 @@ class TrainStep:
             jax.shard_map(
                 local,
                 mesh=mesh,
+                # Each spec stands for the whole tree below it.
                 in_specs=(REPLICATED, REPLICATED, PlacedBatch(WINDOWS, REPLICATED), REPLICATED),
                 out_specs=(REPLICATED, REPLICATED),
                 check_vma=True,
