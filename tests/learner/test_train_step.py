@@ -130,6 +130,7 @@ def test_the_weights_that_sampled_have_ratio_one_at_their_temperature() -> None:
 def test_values_on_masked_tokens_cannot_matter() -> None:
     batch = make_sequences().pack()
     clean = update(compiled(), batch)
+    assert clean[1]["nonfinite"] == 0
     mask = batch.loss_mask
     dirty = batch._replace(
         behavior_logprobs=np.where(mask, batch.behavior_logprobs, np.nan).astype(np.float32),
