@@ -47,7 +47,7 @@ class PlacedBatch(NamedTuple):
     """A batch on the mesh, in the compiled shape."""
 
     windows: Any
-    """`Batch` of device arrays, or what stands for all of them."""
+    """A `Batch`."""
     num_microbatches: Any
     """int32 [], per device and the same on all: the leading ones that hold anything."""
 
@@ -118,7 +118,7 @@ def _update(
     )
     loss = jax.lax.psum(loss, WINDOW_AXES)
     gradient = jax.lax.psum(gradient, WINDOW_AXES)
-    norm = optax.tree.norm(gradient)
+    norm = optax.global_norm(gradient)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     # A sum of squares is finite only where every entry is.
@@ -157,7 +157,6 @@ class TrainStep:
             jax.shard_map(
                 local,
                 mesh=mesh,
-                # Each spec stands for the whole tree below it.
                 in_specs=(REPLICATED, REPLICATED, PlacedBatch(WINDOWS, REPLICATED), REPLICATED),
                 out_specs=(REPLICATED, REPLICATED),
                 check_vma=True,
