@@ -43,7 +43,6 @@ def tiny_config() -> RunConfig:
             "learner.num_steps": NUM_STEPS,
             "learner.max_windows": 2,
             "learner.windows_per_microbatch": 1,
-            "learner.num_window_counts": 1,
             "staleness.max_staleness": 100,
             "checkpoint.interval_steps": 4,
         }

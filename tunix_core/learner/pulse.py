@@ -114,7 +114,9 @@ class Pulse:
 
     def _capacity(self, clock: int, queued_fresh: int) -> int:
         bound = self._config.staleness.max_staleness
-        if self.state == "finished" or not admission_open(max_staleness=bound, clock=clock, published_version=self.published_version):
+        if self.state == "finished" or not admission_open(
+            max_staleness=bound, clock=clock, published_version=self.published_version
+        ):
             return 0
         return capacity_groups(
             target=self._controller.target,
