@@ -40,6 +40,9 @@ _FINAL_RECORD_SECONDS = 60.0
 """How long a store that fails is asked again to take the exit code."""
 _MAX_BACKOFF_SECONDS = 10.0
 
+PROGRESS_COUNTS = ("clock", "episodes", "shards")
+"""Figures of a heartbeat that only work done makes rise."""
+
 _DIE_WITH_PARENT = (
     "import ctypes,os,sys\n"
     "ctypes.CDLL(None).prctl(1,9)\n"  # PR_SET_PDEATHSIG, SIGKILL; kept across exec
@@ -156,10 +159,10 @@ class Child:
             self.process.send_signal(signum)  # our own child, not reaped yet: the pid is its own
 
     def see_heartbeat(self, beat: control.Heartbeat | None, restarts: int) -> None:
-        """Refill the budget once any count has risen in this life."""
+        """Refill the budget once a count of work done has risen in this life."""
         if beat is None or beat.updated_at < self.started_at:
             return
-        counts = {k: v for k, v in beat.progress.items() if isinstance(v, int) and not isinstance(v, bool)}
+        counts = {k: v for k in PROGRESS_COUNTS if isinstance(v := beat.progress.get(k), int)}
         if self.baseline is None:
             self.baseline = counts
         elif any(value > self.baseline.get(key, value) for key, value in counts.items()):

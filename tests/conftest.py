@@ -1,12 +1,32 @@
-"""Fixtures that more than one folder of tests needs."""
+"""Fixtures that more than one folder of tests needs, and an Airflow home of the session's own."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.airflow_service import ScriptedAirflow, scripted_airflow
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Airflow reads its environment when it is imported, so this comes before any test module."""
+    folder = tempfile.TemporaryDirectory(prefix="airflow-home-")
+    config.add_cleanup(folder.cleanup)
+    home = Path(folder.name)
+    for name in [name for name in os.environ if name.startswith("AIRFLOW")]:
+        del os.environ[name]
+    os.environ |= {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(home / "no-plugins"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(Path(__file__).parents[1] / "dags"),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
+    }
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from tunix_core.console.airflow_client import TERMINAL_STATES, AirflowClient, Ai
 from tunix_core.errors import TunixError
 from tunix_core.storage import control, process_table
 from tunix_core.storage.run_directory import list_runs, read_run
-from tunix_core.storage.store import join_uri, open_store
+from tunix_core.storage.store import join_uri, normalize_uri, open_store
 
 
 def runs_with_processes(roots: Iterable[str]) -> list[str]:
@@ -16,7 +16,7 @@ def runs_with_processes(roots: Iterable[str]) -> list[str]:
     found = []
     for root in roots:
         for name in list_runs(root):
-            uri = join_uri(root, name)
+            uri = join_uri(normalize_uri(root), name)
             records = control.read_processes(open_store(uri)).values()
             if not all(process_table.is_gone(record) for record in records):
                 found.append(uri)

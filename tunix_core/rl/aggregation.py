@@ -1,4 +1,9 @@
-"""From values per token to a scalar."""
+"""From values per token to a scalar, without letting a masked token matter.
+
+A masked entry may hold anything, NaN and infinities included. It takes two selections to keep it out
+of value *and* gradient: `where_policy` on what goes into a formula (else 0 times NaN comes back
+through the chain rule), `masked_sum` on what comes out of it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,15 @@ import jax
 import jax.numpy as jnp
 
 
-def masked_sum(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Sum where `mask` is true. A masked value, even NaN, adds nothing to it or to its gradient.
+def where_policy(mask: jax.Array, values: jax.Array, neutral: jax.Array | float = 0.0) -> jax.Array:
+    """`values` where `mask` is true, `neutral` (harmless in the formula to come) elsewhere."""
+    return jnp.where(mask, values, neutral)
 
-    (The gradient to a masked `values` entry is an exact zero; what computed that entry must be finite.)
+
+def masked_sum(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """Sum over all entries where `mask` is true; a masked value adds exactly 0 to it and to its gradient.
+
+    To make a mean of it, divide by one global denominator, known before the first micro-batch, so
+    that the parts of micro-batches and devices just add.
     """
     return jnp.where(mask, values, 0).sum()

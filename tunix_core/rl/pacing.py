@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 
@@ -17,8 +18,8 @@ def capacity_groups(
 ) -> int:
     """Groups that the whole pool may have in flight: started, and not yet read by the learner.
 
-    `(target + 1)` batches, less what is queued fresh or being consumed. While the learner has less
-    than a batch queued and none in its step, this is at least what the batch lacks: no setting stops.
+    `(target + 1)` batches, less what is queued fresh or being consumed. While the learner waits with
+    less than a batch queued, this is at least what the batch lacks, whatever the target: no setting stops.
 
     Args:
         target: batches of headroom beyond the one being gathered.
@@ -31,6 +32,7 @@ def capacity_groups(
 
 def share(rank: int, num_actors: int, capacity: int) -> int:
     """The part of `capacity` of the actor of this rank; shares add up to it, and one may be zero."""
+    assert 0 <= rank < num_actors, f"rank {rank} of {num_actors} actors"
     return capacity // num_actors + (rank < capacity % num_actors)
 
 
@@ -38,22 +40,33 @@ def share(rank: int, num_actors: int, capacity: int) -> int:
 class TargetController:
     """Seeks the smallest target that keeps the learner from waiting.
 
-    A step that waited raises the target at once. `patience` steps without waiting lower it by one; if
-    the step after that waits, the lower target was wrong and patience doubles, so that probing gets
-    rare where it does not pay. The ceiling leaves room for the publication lag: what is admitted
-    now starts `lag` versions old and waits `target` steps, and must stay within the bound.
+    A step that waited raises the target at once. It is lowered by one after `patience` steps without
+    waiting if on the mean a whole batch more than needed was queued when a step ended: one target
+    less takes one batch out of the queue. Where a lowered target made the learner wait all the same, patience
+    doubles, so that trying gets rare where it does not pay. The ceiling leaves room for the publication
+    lag: what is admitted now starts `lag` versions old and waits `target` steps, and must stay within
+    the bound.
     """
 
     max_staleness: int
     target: int = -1
-    calm_steps: int = 0
+    """Starts at the ceiling: too high costs some stale data, too low costs the accelerators."""
     patience: int = 8
-    lag_steps: float = 1.0
+    calm_steps: int = 0
+    spare_sum: float = 0.0
+    """Of `spare_batches` over the calm steps."""
+    settling_steps: int = 0
+    """Steps for which waiting is still the fault of the target before the last raise."""
     lowered: bool = False
+    """The last change was a lowering."""
+    lag_steps: float = 1.0
+    """Mean publication lag, of the last five steps or so."""
 
     WAIT_TOLERANCE = 0.02
     """Share of a step's time that may be waiting without counting as such."""
     MAX_PATIENCE = 256
+    SETTLING_STEPS = 2
+    """What a raise admits has to be rolled out first."""
 
     def __post_init__(self) -> None:
         if self.target < 0:
@@ -61,35 +74,58 @@ class TargetController:
 
     @property
     def ceiling(self) -> int:
-        return max(0, self.max_staleness - 1 - math.floor(self.lag_steps))
+        """max(0, max_staleness - 1 - publication lag in steps)."""
+        # The mean nears a constant lag from below and never gets there: nine tenths of a step count as one.
+        return max(0, self.max_staleness - 1 - math.floor(self.lag_steps + 0.1))
 
-    def observe_step(self, *, wait_seconds: float, step_seconds: float, publish_lag_steps: int) -> None:
+    def observe_step(
+        self, *, wait_seconds: float, step_seconds: float, publish_lag_steps: int, spare_batches: float | None = None
+    ) -> None:
         """Take in one consumed step.
 
         Args:
             wait_seconds: how long the device waited for the step's data (throttling excluded).
             step_seconds: how long the step itself took.
             publish_lag_steps: clock of the step minus the version published then.
+            spare_batches: what was queued for the next step when this one ended, the groups prepared
+                for it included, less the one batch it needs; in batches. None where nobody counts: then
+                calm steps alone lower the target, by trial.
         """
         self.lag_steps += 0.2 * (max(0, publish_lag_steps) - self.lag_steps)
-        if wait_seconds > self.WAIT_TOLERANCE * step_seconds:
+        waited = wait_seconds > self.WAIT_TOLERANCE * step_seconds
+        if waited:
+            self.calm_steps, self.spare_sum = 0, 0.0
+        if self.settling_steps > 0:
+            self.settling_steps -= 1
+        elif waited:
             if self.lowered:
                 self.patience = min(2 * self.patience, self.MAX_PATIENCE)
             self.target += 1
-            self.calm_steps, self.lowered = 0, False
+            self.settling_steps, self.lowered = self.SETTLING_STEPS, False
         else:
             self.calm_steps += 1
-            if self.calm_steps >= self.patience and self.target > 0:
-                self.target -= 1
-                self.calm_steps, self.lowered = 0, True
+            self.spare_sum += 1.0 if spare_batches is None else spare_batches
+            if self.calm_steps >= self.patience:
+                if self.spare_sum >= self.calm_steps and self.target > 0:
+                    self.target, self.lowered = self.target - 1, True
+                self.calm_steps, self.spare_sum = 0, 0.0
         self.target = min(self.target, self.ceiling)
 
     def state(self) -> dict[str, Any]:
         """JSON, for a checkpoint."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "max_staleness"}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`, under a bound that may have changed since.
+
+        Raises:
+            ValueError: not a state of this class.
+        """
+        if set(state) != set(self.state()):
+            raise ValueError(
+                f"pacing state has the fields {sorted(state)}, accepted are {sorted(self.state())}: "
+                "the checkpoint was written by another version; start from one of this version."
+            )
         for name, value in state.items():
             setattr(self, name, value)
         self.target = min(self.target, self.ceiling)

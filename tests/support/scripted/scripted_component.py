@@ -98,7 +98,7 @@ def main() -> int:
             return EXIT_INTERRUPTED
         state["steps"] += 1
         write_json(store, f"scripted/{options.process}.json", state)
-        progress = {"clock": state["steps"], "num_steps": num_steps, "reward": 0.5}
+        progress = {"clock": state["steps"], "num_steps": num_steps, "reward_mean": 0.5}
         control.write_heartbeat(store, options.process, progress)
         if isinstance(crash, list) and state["steps"] == crash[0]:
             print("crashing on purpose", flush=True)

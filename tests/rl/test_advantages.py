@@ -1,0 +1,84 @@
+"""Group-relative advantages."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunix_core.rl.advantages import group_relative_advantages
+
+
+def loop(rewards, groups, episodes, *, normalize, epsilon=1e-6) -> list[float]:
+    """The definition, one trajectory at a time, in Python floats."""
+    out = []
+    for reward, group in zip(rewards, groups, strict=True):
+        returns = {}
+        for r, g, e in zip(rewards, groups, episodes, strict=True):
+            if g == group:
+                returns.setdefault(e, r)
+        values = list(returns.values())
+        if len(values) < 2 or min(values) == max(values):
+            out.append(0.0)
+            continue
+        mean = sum(values) / len(values)
+        deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
+        out.append((reward - mean) / ((deviation + epsilon) if normalize else 1.0))
+    return out
+
+
+def test_golden_values() -> None:
+    rewards = [1.0, 0.0, 0.0, 1.0]
+    ids = (["g"] * 4, list("abcd"))
+    for normalize, scale in ((False, 1.0), (True, 1 / (0.5 + 1e-6))):
+        result = group_relative_advantages(rewards, *ids, normalize=normalize)
+        assert result.dtype == np.float32
+        np.testing.assert_allclose(result, np.array([0.5, -0.5, -0.5, 0.5]) * scale, rtol=1e-6)
+
+
+def test_a_fork_counts_once() -> None:
+    """Episode a forked into three trajectories: the mean is 1/2, not 3/4."""
+    result = group_relative_advantages(np.array([1.0, 1, 1, 0]), ["g"] * 4, ["a", "a", "a", "b"], normalize=False)
+    np.testing.assert_array_equal(result, [0.5, 0.5, 0.5, -0.5])
+
+
+def test_the_same_episode_name_in_two_groups_is_two_episodes() -> None:
+    result = group_relative_advantages(
+        np.array([1.0, 0.0, 3.0, 5.0]), ["g", "g", "h", "h"], ["0", "1", "0", "1"], normalize=False
+    )
+    np.testing.assert_array_equal(result, [0.5, -0.5, -1.0, 1.0])
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("rewards", [[], [3.0], [0.1, 0.1, 0.1], [1 / 3] * 7, [1e9] * 3])
+def test_no_signal_is_exactly_zero(rewards: list[float], normalize: bool) -> None:
+    ids = [str(i) for i in range(len(rewards))]
+    result = group_relative_advantages(np.array(rewards), ["g"] * len(rewards), ids, normalize=normalize)
+    np.testing.assert_array_equal(result, np.zeros(len(rewards), np.float32))
+
+
+def test_one_episode_alone_has_no_baseline_whatever_its_forks() -> None:
+    result = group_relative_advantages(np.array([1.0, 1.0]), ["g", "g"], ["a", "a"], normalize=False)
+    np.testing.assert_array_equal(result, [0.0, 0.0])
+
+
+@st.composite
+def deliveries(draw: st.DrawFn) -> list[tuple[float, str, str]]:
+    rows = []
+    for group in range(draw(st.integers(1, 4))):
+        for episode in range(draw(st.integers(1, 4))):
+            reward = draw(st.sampled_from([0.0, 0.25, 1.0, -2.0]))
+            rows += [(reward, f"g{group}", f"e{episode}")] * draw(st.integers(1, 3))
+    return draw(st.permutations(rows))
+
+
+@given(deliveries(), st.booleans())
+def test_by_id_in_any_order_as_the_loop_says(rows: list[tuple[float, str, str]], normalize: bool) -> None:
+    rewards, groups, episodes = (list(column) for column in zip(*rows, strict=True))
+    result = group_relative_advantages(np.array(rewards), groups, episodes, normalize=normalize)
+    np.testing.assert_allclose(result, loop(rewards, groups, episodes, normalize=normalize), rtol=1e-6, atol=1e-7)
+    # Over episodes, not trajectories, a group's advantages add up to nothing.
+    for group in set(groups):
+        of_episode = {e: a for a, g, e in zip(result.tolist(), groups, episodes, strict=True) if g == group}
+        assert abs(sum(of_episode.values())) < 1e-5
