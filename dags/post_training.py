@@ -98,6 +98,7 @@ PARAMS = {
 }
 
 RETRIES: dict[str, Any] = {"retries": 3, "retry_delay": timedelta(seconds=5)}
+COMPONENT: dict[str, Any] = {"siblings": ["learner", "actors", "sync_weights", "checkpoint"], **RETRIES}
 
 
 @dag(
@@ -146,7 +147,7 @@ def post_training() -> None:
         task_id="warm_start", run_uri=run_uri, process="warm_start", module="tasks.warm_start", **RETRIES
     )
     learner = ProcessOperator(
-        task_id="learner", run_uri=run_uri, process="learner", module="tasks.run_learner", cpus="learner", **RETRIES
+        task_id="learner", run_uri=run_uri, process="learner", module="tasks.run_learner", cpus="learner", **COMPONENT
     )
     actors = ProcessOperator.partial(
         task_id="actors",
@@ -155,7 +156,7 @@ def post_training() -> None:
         pooled=True,
         needs="pool",
         map_index_template="{{ task.process }}",
-        **RETRIES,
+        **COMPONENT,
     ).expand(process=actor_names)
     sync_weights = ProcessOperator(
         task_id="sync_weights",
@@ -163,10 +164,10 @@ def post_training() -> None:
         process="sync_weights",
         module="tasks.sync_weights",
         outlets=[POLICY],
-        **RETRIES,
+        **COMPONENT,
     )
     checkpoint = ProcessOperator(
-        task_id="checkpoint", run_uri=run_uri, process="checkpoint", module="tasks.checkpoint", **RETRIES
+        task_id="checkpoint", run_uri=run_uri, process="checkpoint", module="tasks.checkpoint", **COMPONENT
     )
     finalize = ProcessOperator(
         task_id="finalize",

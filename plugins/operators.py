@@ -56,6 +56,7 @@ class ProcessOperator(BaseOperator):
         follows_end: it works after the run's stop object, and does not obey it.
         needs: `run`: its terminal failure stops the run; `pool`: only when fewer than
             `actor.min_actors` are left; `nothing`: it is no part of the run's life.
+        siblings: ids of the tasks whose end is the run's end, see `ProcessTrigger`.
         timeout: how long it may take; past it the attempt fails and the process is stopped.
     """
 
@@ -74,6 +75,7 @@ class ProcessOperator(BaseOperator):
         cpus: Literal["learner", "other"] = "other",
         follows_end: bool = False,
         needs: Literal["run", "pool", "nothing"] = "run",
+        siblings: Sequence[str] = (),
         timeout: timedelta | None = None,
         **kwargs: Any,
     ) -> None:
@@ -88,6 +90,7 @@ class ProcessOperator(BaseOperator):
         self.cpus = cpus
         self.follows_end = follows_end
         self.needs = needs
+        self.siblings = list(siblings)
         self.timeout = timeout
 
     # ------------------------------------------------------------------ start
@@ -103,18 +106,19 @@ class ProcessOperator(BaseOperator):
         self._announce(submission)
         if submission.record.state == "exited":  # an earlier attempt of this submission succeeded
             return self.resume(context, {"state": "succeeded", "exit_code": 0, "reason": submission.record.reason})
-        return self.defer(
-            trigger=ProcessTrigger(
-                run_uri=spec.run_uri,
-                process=spec.process,
-                submission_key=spec.submission_key,
-                attempt=submission.record.attempt,
-                heartbeats=spec.heartbeat_names,
-                ends_run=self.needs == "run",
-            ),
-            method_name="resume",
-            timeout=self.timeout,
+        return self._wait(spec, submission.record.attempt)
+
+    def _wait(self, spec: LaunchSpec, attempt: int) -> NoReturn:
+        trigger = ProcessTrigger(
+            run_uri=spec.run_uri,
+            process=spec.process,
+            submission_key=spec.submission_key,
+            attempt=attempt,
+            heartbeats=spec.heartbeat_names,
+            ends_run=self.needs == "run",
+            siblings=[task for task in self.siblings if task != self.task_id],
         )
+        self.defer(trigger=trigger, method_name="resume", kwargs={"attempt": attempt}, timeout=self.timeout)
 
     def _spec(self, context: Context) -> LaunchSpec:
         from plugins.launchers import LaunchSpec
@@ -145,8 +149,14 @@ class ProcessOperator(BaseOperator):
 
     # -------------------------------------------------------------------- end
 
-    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+    def resume(self, context: Context, event: dict[str, Any], attempt: int = 0) -> dict[str, Any]:
         """The trigger fired: succeed, or fail for good or for another try."""
+        if event["state"] == "abandoned":
+            from tunix_core.storage import control
+
+            self.log.warning("ending the run: %s", event["reason"])
+            control.request_stop(self._store(), reason=event["reason"], source=self.process, failed=event["failed"])
+            self._wait(self._spec(context), attempt)  # the process sees the stop and ends
         if event["state"] != "succeeded":
             message = f"{self.process} {event['state']}: {event['reason']}"
             self._show_log_tail()

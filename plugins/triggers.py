@@ -11,12 +11,18 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from plugins.runs import format_progress, store_roots
 
+ENDED_STATES = ("success", "failed", "upstream_failed", "skipped", "removed")
+
 
 class ProcessTrigger(BaseTrigger):
     """Fires when the watched attempt at a process has ended, or was lost or superseded.
 
     The event carries `state` (succeeded, failed, lost, superseded), `exit_code` and `reason`.
     Meanwhile it logs the process's progress, which the UI shows live.
+
+    It fires `abandoned` too, when Airflow says that a sibling task is gone for good and yet no one has
+    asked the run to end: a worker that is killed, or a task marked by a person in the seconds
+    between two deferrals, ends without a word, and this process would wait for it for ever.
 
     Args:
         run_uri: the run directory; must lie under the configured roots.
@@ -25,6 +31,7 @@ class ProcessTrigger(BaseTrigger):
         attempt: of that submission's attempt.
         heartbeats: names under which the process (or each replica) reports progress.
         ends_run: whether the run cannot go on without this process.
+        siblings: ids of the tasks that this process cannot do without.
         poll_seconds: between two looks.
         log_seconds: at least so long between two progress lines of one process.
     """
@@ -38,8 +45,10 @@ class ProcessTrigger(BaseTrigger):
         attempt: int,
         heartbeats: Sequence[str],
         ends_run: bool,
+        siblings: Sequence[str] = (),
         poll_seconds: float = 1.0,
         log_seconds: float = 3.0,
+        sibling_seconds: float = 10.0,
     ) -> None:
         super().__init__()
         self.run_uri = run_uri
@@ -48,8 +57,10 @@ class ProcessTrigger(BaseTrigger):
         self.attempt = attempt
         self.heartbeats = list(heartbeats)
         self.ends_run = ends_run
+        self.siblings = list(siblings)
         self.poll_seconds = poll_seconds
         self.log_seconds = log_seconds
+        self.sibling_seconds = sibling_seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
@@ -61,8 +72,10 @@ class ProcessTrigger(BaseTrigger):
                 "attempt": self.attempt,
                 "heartbeats": self.heartbeats,
                 "ends_run": self.ends_run,
+                "siblings": self.siblings,
                 "poll_seconds": self.poll_seconds,
                 "log_seconds": self.log_seconds,
+                "sibling_seconds": self.sibling_seconds,
             },
         )
 
@@ -75,6 +88,7 @@ class ProcessTrigger(BaseTrigger):
         observer = ProcessObserver(store, self.process)
         logged: dict[str, str] = {}
         next_log = 0.0
+        next_siblings = time.monotonic() + self.sibling_seconds
         reachable = True
         self.log.info("watching %s, attempt %d, in %s", self.process, self.attempt, self.run_uri)
         while True:
@@ -83,6 +97,9 @@ class ProcessTrigger(BaseTrigger):
                     next_log = time.monotonic() + self.log_seconds
                     await asyncio.to_thread(self._log_progress, store, logged)
                 event = await asyncio.to_thread(self._look, observer)
+                if event is None and self.siblings and time.monotonic() >= next_siblings:
+                    next_siblings = time.monotonic() + self.sibling_seconds
+                    event = await asyncio.to_thread(self._look_at_siblings, store)
                 if event is not None:
                     await asyncio.to_thread(self._log_progress, store, logged)
                     yield TriggerEvent(event)
@@ -107,6 +124,25 @@ class ProcessTrigger(BaseTrigger):
         state = "lost" if status.state == "absent" else status.state
         exit_code = None if state == "lost" else status.exit_code
         return {"state": state, "exit_code": exit_code, "reason": status.reason}
+
+    def _look_at_siblings(self, store: Any) -> dict[str, Any] | None:
+        """`abandoned`, if a sibling is gone and nothing tells this process to end."""
+        from tunix_core.storage.control import read_stop
+
+        if read_stop(store) is not None:
+            return None
+        try:
+            states = self._task_states(self.siblings)
+        except Exception as error:
+            self.log.debug("the state of the sibling tasks is unknown: %s", error)
+            return None
+        for task in self.siblings:
+            own = [state for key, state in states.items() if key == task or key.rpartition("_")[0] == task]
+            if own and all(state in ENDED_STATES for state in own) and read_stop(store) is None:
+                reason = f"task {task} is {own[0]}, and no one has asked the run to end"
+                failed = any(state != "success" for state in own)
+                return {"state": "abandoned", "exit_code": None, "reason": reason, "failed": failed}
+        return None
 
     def _log_progress(self, store: Any, logged: dict[str, str]) -> None:
         from tunix_core.storage.control import read_heartbeat
@@ -140,18 +176,27 @@ class ProcessTrigger(BaseTrigger):
         await asyncio.to_thread(self._stop, state)
 
     def _task_state(self) -> str | None:
-        """State of the task instance this trigger belongs to, by Airflow's API; None: cleared or gone."""
+        """State of the task instance this trigger belongs to; None: cleared or gone."""
+        ti = self.task_instance
+        if ti is None:
+            raise RuntimeError("the trigger belongs to no task instance")
+        key = ti.task_id if ti.map_index < 0 else f"{ti.task_id}_{ti.map_index}"
+        return self._task_states([ti.task_id]).get(key)
+
+    def _task_states(self, task_ids: list[str]) -> dict[str, str | None]:
+        """Task (a mapped one with `_<map index>`) -> its state in this DAG run, by Airflow's API.
+
+        Raises:
+            Exception: no answer; of what kind is Airflow's affair.
+        """
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
         ti = self.task_instance
         if ti is None:
             raise RuntimeError("the trigger belongs to no task instance")
-        states = RuntimeTaskInstance.get_task_states(
-            dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index
-        )
-        key = ti.task_id if ti.map_index < 0 else f"{ti.task_id}_{ti.map_index}"
-        state = states.get(ti.run_id, {}).get(key)
-        return None if state is None else str(getattr(state, "value", state))
+        states = RuntimeTaskInstance.get_task_states(dag_id=ti.dag_id, task_ids=task_ids, run_ids=[ti.run_id])
+        found = states.get(ti.run_id, {})
+        return {key: None if state is None else str(getattr(state, "value", state)) for key, state in found.items()}
 
     def _stop(self, task_state: str | None) -> None:
         from tunix_core.storage import control, process_table

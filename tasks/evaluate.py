@@ -61,7 +61,7 @@ def evaluate_held_out(task: Task, version: int) -> held_out.HeldOutEvaluation:
     manifest = policies.manifest(version)
     config = task.config
     seeds = [task_seed("held_out", i, config.seed) for i in range(config.evaluation.num_tasks)]
-    weights = ",".join(sorted(str(entry["sha256"]) for entry in manifest["files"]))
+    weights = ",".join(sorted(str(entry["sha256"]) for entry in manifest["files"].values()))
     digest = held_out.evaluation_digest(config, weights, seeds)
     if not held_out.is_evaluated(task.store, version, digest):
         _roll_out(task, version, seeds, digest)

@@ -14,6 +14,7 @@ from tunix_core.storage.store import read_json
 
 
 @pytest.mark.airflow
+@pytest.mark.timeout(600)
 def test_a_run_survives_killed_components(scripted_service: ScriptedAirflow) -> None:
     """kill -9 of the learner, of an actor and of a supervisor; the run succeeds and tells the assets."""
     airflow = scripted_service
@@ -29,7 +30,7 @@ def test_a_run_survives_killed_components(scripted_service: ScriptedAirflow) -> 
     airflow.wait_for_life(run_id, "learner", 2)
     airflow.wait_for_life(run_id, "actor-0-0", 2)
     airflow.wait_for_life(run_id, "sync_weights", 2)
-    assert airflow.client.wait_for_run(DAG, run_id, 120) == "success", airflow.explain(run_id)
+    assert airflow.client.wait_for_run(DAG, run_id, 240) == "success", airflow.explain(run_id)
 
     tries = {(t["task_id"], t["map_index"]): t["try_number"] for t in airflow.client.task_instances(DAG, run_id)}
     assert tries["learner", -1] == 2

@@ -14,31 +14,28 @@ from tunix_core.storage import control
 
 
 @pytest.mark.airflow
+@pytest.mark.timeout(600)
 def test_no_orphans_after_the_driver_dies(scripted_service: ScriptedAirflow) -> None:
     """No process of a run is left 30 s after its end, however it ended.
 
-    Three ends at once: a person marks the run as failed while stubborn components work; a
-    component fails for good; the supervisor of every component is killed, and then the run
-    cancelled.
+    Two ends at once: a component fails for good; and supervisors are killed and the run is cancelled by
+    a person while stubborn components work.
     """
     airflow = scripted_service
     stubborn = {"ignores": ["SIGTERM"], "ignores_stop": True, "waits": True}
-    cancelled = airflow.trigger(11, learner={"waits": True}, checkpoint=stubborn, **{"actor-0-0": stubborn})
-    diverged = airflow.trigger(12, learner={"crash_at": {"1": [20, EXIT_DIVERGED]}})
-    beheaded = airflow.trigger(13, learner={"waits": True}, **{"actor-1-0": stubborn})
-    runs = [cancelled, diverged, beheaded]
-    for run_id in runs:
+    diverged = airflow.trigger(11, learner={"crash_at": {"1": [20, EXIT_DIVERGED]}})
+    cancelled = airflow.trigger(12, learner={"waits": True}, checkpoint=stubborn, **{"actor-1-0": stubborn})
+    for run_id in (diverged, cancelled):
         for process in ("learner", "actor-0-0", "actor-1-0", "checkpoint", "sync_weights"):
             airflow.wait_for_life(run_id, process)
-    for record in control.read_processes(airflow.store(beheaded)).values():
-        if record.state == "running":
-            os.kill(record.pid, signal.SIGKILL)
-    for run_id in (cancelled, beheaded):
-        assert processes_of(airflow.store(cancelled).uri)
-        airflow.client.mark(DAG, run_id, "failed")
+    records = control.read_processes(airflow.store(cancelled))
+    for process in ("learner", "actor-1"):
+        os.kill(records[process].pid, signal.SIGKILL)
+    assert len(processes_of(airflow.store(cancelled).uri)) >= 4
+    airflow.client.mark(DAG, cancelled, "failed")
 
-    for run_id in runs:
-        assert airflow.client.wait_for_run(DAG, run_id, 120) == "failed", airflow.explain(run_id)
+    for run_id in (diverged, cancelled):
+        assert airflow.client.wait_for_run(DAG, run_id, 240) == "failed", airflow.explain(run_id)
         uri = airflow.store(run_id).uri
         assert wait_until(lambda: not processes_of(uri), 30), airflow.explain(run_id)  # noqa: B023
     stop = control.read_stop(airflow.store(diverged))

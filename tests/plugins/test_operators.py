@@ -141,6 +141,16 @@ def test_a_group_of_actors_ends_the_run_only_below_min_actors(
     assert (control.read_stop(store) is not None) == stops_run
 
 
+def test_an_abandoned_process_ends_the_run_and_is_waited_for(store: ObjectStore, operator: ProcessOperator) -> None:
+    event = {"state": "abandoned", "exit_code": None, "reason": "task sync_weights is failed", "failed": True}
+    with pytest.raises(TaskDeferred) as again:
+        operator.resume(context(operator), event, attempt=3)
+    assert again.value.trigger.attempt == 3
+    stop = control.read_stop(store)
+    assert stop is not None
+    assert stop.failed
+
+
 def test_a_time_out_stops_the_process(
     store: ObjectStore, operator: ProcessOperator, script: Callable[..., None]
 ) -> None:

@@ -161,3 +161,40 @@ def test_on_kill_stops_nothing_without_an_answer(store: ObjectStore, record: Pro
     asyncio.run(trigger.on_kill())
     assert control.read_process(store, record.process)[0].state == "running"
     assert control.read_stop(store) is None
+
+
+@pytest.mark.parametrize(
+    ("states", "asked", "event"),
+    [
+        ({"learner": "failed", "sync_weights": "deferred"}, None, True),
+        ({"learner": "success", "sync_weights": "deferred"}, None, False),
+        ({"learner": "success", "sync_weights": "deferred"}, False, None),  # the ordinary end
+        ({"learner": "up_for_retry", "sync_weights": None}, None, None),
+        ({"learner": "deferred", "actors_0": "failed", "actors_1": "running"}, None, None),
+        ({"learner": "deferred", "actors_0": "failed", "actors_1": "failed"}, None, True),
+        (None, None, None),  # Airflow does not answer
+    ],
+)
+def test_a_sibling_that_went_without_a_word_ends_the_waiting(
+    store: ObjectStore,
+    record: ProcessRecord,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    states: dict[str, str | None] | None,
+    asked: bool | None,
+    event: bool | None,
+) -> None:
+    def answer(_: list[str]) -> dict[str, str | None]:
+        if states is None:
+            raise ConnectionError("silence")
+        return states
+
+    if asked is not None:
+        control.request_stop(store, reason="completed", source="learner", failed=asked)
+    trigger = make(store, siblings=["learner", "actors", "sync_weights"], sibling_seconds=0.0)
+    monkeypatch.setattr(trigger, "_task_states", answer)
+    if event is None:
+        with pytest.raises(TimeoutError):
+            asyncio.run(fire(trigger, 0.3))
+    else:
+        fired = asyncio.run(fire(trigger))
+        assert (fired["state"], fired["failed"]) == ("abandoned", event)

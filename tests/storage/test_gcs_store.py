@@ -105,7 +105,8 @@ def test_a_poll_lists_only_what_is_new(flaky: Flaky) -> None:
     assert "startOffset=" in request[1]
 
 
-def test_a_bucket_that_is_not_there(gcs: Emulator) -> None:
+@pytest.mark.usefixtures("gcs")
+def test_a_bucket_that_is_not_there() -> None:
     store = open_store("gs://no-such-bucket/run")
     with pytest.raises(StoreError):
         store.put_if_absent("k", b"")

@@ -36,8 +36,14 @@ def test_other_uris() -> None:
         "gs://B/x",
         "gs://b/x",
         "gs://bucket/../x",
-    ]
-    + ["gs://bucket//x", "memory://", "memory://a/../b", "a\0b", "gs://bucket/.tmp", None, 3],
+        "gs://bucket//x",
+        "memory://",
+        "memory://a/../b",
+        "a\0b",
+        "gs://bucket/.tmp",
+        None,
+        3,
+    ],
 )
 def test_refused_uris(uri: str) -> None:
     with pytest.raises(ConfigError, match="accepted"):

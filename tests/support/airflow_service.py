@@ -65,7 +65,7 @@ class ScriptedAirflow:
     def store(self, run_id: str) -> ObjectStore:
         return open_store(f"{self.root}/{paths.run_name(DAG, run_id)}")
 
-    def wait_for_life(self, run_id: str, process: str, number: int = 1, timeout_seconds: float = 90) -> int:
+    def wait_for_life(self, run_id: str, process: str, number: int = 1, timeout_seconds: float = 180) -> int:
         """Wait until a component lives for that time; returns its pid."""
         key = f"scripted/{process}-lives.json"
 

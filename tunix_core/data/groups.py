@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from tunix_core.data.rows import Rows
+from tunix_core.rl.staleness import staleness
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,7 +45,7 @@ def oldest_version(version_min: np.ndarray) -> int:
 def trajectory_staleness(groups: Sequence[Group], clock: int) -> np.ndarray:
     """[N] clock before the consuming step minus the oldest version of each trajectory that has policy tokens."""
     versions = np.concatenate([np.zeros(0, np.int64), *(g.rows.version_min for g in groups)])
-    return clock - versions[versions >= 0]
+    return staleness(clock, versions[versions >= 0])
 
 
 def choose(

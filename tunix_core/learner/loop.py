@@ -264,10 +264,13 @@ class Learner:
         self._pulse.num_groups_in_step = 0
         self._buffer.advance(self.clock + 1)
         self._time_step(device_seconds)
+        with self._buffer.lock:
+            queued = self._buffer.num_fresh(self.clock) + self._buffer.num_reserved()
         self._controller.observe_step(
             wait_seconds=wait_seconds,
             step_seconds=device_seconds,
             publish_lag_steps=host.clock - max(0, self._pulse.published_version),
+            spare_batches=queued / self._config.learner.groups_per_batch - 1,
         )
         self._record(
             host,

@@ -11,17 +11,17 @@ the hidden state of token t - 1 predicts; the first token of a segment is never 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from tunix_core.config import AlgorithmConfig, ModelConfig
 from tunix_core.models.decoder import Params, hidden_states, token_logprobs
-from tunix_core.rl import aggregation, corrections, kl, losses
+from tunix_core.rl import aggregation, corrections, diagnostics, kl, losses
 
-Array = jax.Array | np.ndarray
+Array = Any
+"""On the host, on the device, or abstract."""
 
 
 class Batch(NamedTuple):
@@ -47,12 +47,15 @@ def predictions(params: Params, config: ModelConfig, batch: Batch) -> tuple[jax.
     """Log probability of each token given those before it in its segment, and that distribution's entropy.
 
     Returns:
-        logprobs, entropy: `[M, W]`; entry 0 of a window is meaningless, as is every segment's first.
+        logprobs, entropy: `[M, W]`; at the row's temperature where `loss_mask` is true, at 1 elsewhere; entry 0
+            of a window is meaningless, as is every segment's first.
     """
     hidden = hidden_states(params, config, batch.tokens, batch.positions, batch.segment_ids)
     # The state before each token; the last state predicts nothing inside the window.
     before = jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
-    return token_logprobs(params, config, before, batch.tokens, batch.temperature)
+    # An empty window is all zeros, its temperature too: 0 times infinity would come back in the gradient.
+    temperature = aggregation.where_policy(batch.loss_mask, batch.temperature, 1.0)
+    return token_logprobs(params, config, before, batch.tokens, temperature)
 
 
 def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objective:
@@ -64,32 +67,28 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
 
     def objective(params: Params, reference: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, Sums]:
         mask = jnp.asarray(batch.loss_mask)
+        # Masked tokens may hold anything: neutral values on the way in, none of them on the way out.
+        advantages = aggregation.where_policy(mask, batch.advantages)
         logprobs, entropy = predictions(params, model, batch)
         reference_logprobs = jax.lax.stop_gradient(predictions(reference, model, batch)[0])
         proximal = jax.lax.stop_gradient(logprobs)
-        # Masked tokens may hold anything: neutral values before any exponential.
-        behavior = jnp.where(mask, batch.behavior_logprobs, proximal)
+        behavior = aggregation.where_policy(mask, batch.behavior_logprobs, proximal)
 
         correction = corrections.truncated_importance_weights(proximal, behavior, algorithm.importance_truncation)
         loss, clipped = losses.decoupled_ppo(
-            logprobs, proximal, batch.advantages, correction, algorithm.clip_low, algorithm.clip_high
+            logprobs, proximal, advantages, correction, algorithm.clip_low, algorithm.clip_high
         )
         # Both gradients of the estimator: of the ratio and of k3.
         leash = correction * kl.unbiased_k3(logprobs, proximal, reference_logprobs)
         part = aggregation.masked_sum(loss + algorithm.kl_coefficient * leash, mask) / denominator
 
-        ratio = jnp.exp(proximal - behavior)
         add = lambda values: aggregation.masked_sum(jax.lax.stop_gradient(values), mask)  # noqa: E731
+        off_policy = diagnostics.moments(proximal, behavior, clipped, mask, truncation=algorithm.importance_truncation)
         sums = {
-            "policy_tokens": mask.sum(dtype=jnp.float32),
+            **off_policy._asdict(),
             "policy_loss": add(loss),
             "kl_reference": add(kl.k3(proximal, reference_logprobs)),
-            "kl_behavior": add(kl.k3(behavior, proximal)),
             "entropy": add(entropy),
-            "clip_fraction": add(clipped.astype(jnp.float32)),
-            "truncation_fraction": add((ratio > algorithm.importance_truncation).astype(jnp.float32)),
-            "importance_ratio": add(ratio),
-            "importance_ratio_squared": add(ratio * ratio),
             "max_logprob_gap": jnp.where(mask, jnp.abs(proximal - behavior), 0).max(),
         }
         return part, sums
@@ -115,20 +114,13 @@ def supervised_objective(model: ModelConfig) -> Objective:
 
 
 def finalize(sums: Sums) -> Sums:
-    """Means over the batch's policy tokens; effective sample size and chi-squared from the moments.
-
-    With n tokens of importance ratio r: ESS / n = (sum r)^2 / (n sum r^2), chi^2 = mean(r^2) - 1
-    (Owen, Monte Carlo theory, methods and examples, section 9.3).
-    """
+    """Means over the batch's policy tokens; off-policy figures where the objective has their moments."""
+    sums = dict(sums)
     num_tokens = sums["policy_tokens"]
+    figures: Sums = {"policy_tokens": num_tokens}
+    if set(diagnostics.Moments._fields) <= set(sums):
+        total = diagnostics.Moments(**{name: sums.pop(name) for name in diagnostics.Moments._fields})
+        figures |= diagnostics.finalize(total)._asdict()
     divisor = jnp.maximum(num_tokens, 1)
-    metrics = {
-        name: value if name.startswith("max_") or name == "policy_tokens" else value / divisor
-        for name, value in sums.items()
-    }
-    if "importance_ratio" in metrics:
-        first, second = metrics["importance_ratio"], metrics.pop("importance_ratio_squared")
-        empty = num_tokens == 0
-        metrics["effective_sample_fraction"] = jnp.where(empty, 1.0, first * first / jnp.where(empty, 1.0, second))
-        metrics["chi_squared"] = jnp.where(empty, 0.0, second - 1)
-    return metrics
+    means = {name: value if name.startswith("max_") else value / divisor for name, value in sums.items()}
+    return {**means, **figures}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from tunix_core.learner.batches import HostBatch
+from tunix_core.rl.staleness import histogram
 
 
 def step_row(
@@ -18,10 +17,9 @@ def step_row(
     Args:
         values: scalars from the compiled step, under their own names.
         clock: after the step.
-        bound: `max_staleness`; the histogram has a column for each staleness up to it.
+        bound: `max_staleness`; the histogram has a column for each staleness up to it, and a batch nothing above it.
         window_tokens: W.
     """
-    histogram = np.bincount(np.clip(host.staleness, 0, bound), minlength=bound + 1)
     return {
         **values,
         "clock": clock,
@@ -29,7 +27,7 @@ def step_row(
         "success_rate": float(host.successes.mean()),
         "staleness_mean": float(host.staleness.mean()),
         "staleness_max": int(host.staleness.max()),
-        **{f"staleness_{value}": int(count) for value, count in enumerate(histogram)},
+        **{f"staleness_{value}": int(count) for value, count in enumerate(histogram(host.staleness, bound)[:-1])},
         "num_groups": len(host.groups),
         "num_trajectories": len(host.rewards),
         "num_tokens": host.num_tokens,

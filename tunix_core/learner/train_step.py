@@ -46,7 +46,8 @@ class TrainState(NamedTuple):
 class PlacedBatch(NamedTuple):
     """A batch on the mesh, in the compiled shape."""
 
-    windows: Batch
+    windows: Any
+    """A `Batch`."""
     num_microbatches: Any
     """int32 [], per device and the same on all: the leading ones that hold anything."""
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 
-def where_policy(mask: jax.Array, values: jax.Array, neutral: jax.Array | float = 0.0) -> jax.Array:
+def where_policy(mask: ArrayLike, values: ArrayLike, neutral: ArrayLike = 0.0) -> jax.Array:
     """`values` where `mask` is true, `neutral` (harmless in the formula to come) elsewhere."""
     return jnp.where(mask, values, neutral)
 

@@ -18,7 +18,7 @@ from tunix_core.rl.aggregation import masked_sum
 class Moments(NamedTuple):
     """Float32 scalars, sums over policy tokens. r = proximal / behavior at the sampled token."""
 
-    num_tokens: jax.Array
+    policy_tokens: jax.Array
     ratio: jax.Array
     """sum r"""
     ratio_squared: jax.Array
@@ -57,7 +57,7 @@ def moments(
     proximal, behavior = jax.lax.stop_gradient((proximal_logprobs, behavior_logprobs))
     ratio = jnp.exp(proximal - behavior)
     return Moments(
-        num_tokens=mask.sum(dtype=jnp.float32),
+        policy_tokens=mask.sum(dtype=jnp.float32),
         ratio=masked_sum(ratio, mask),
         ratio_squared=masked_sum(jnp.square(ratio), mask),
         truncated=masked_sum((ratio > truncation).astype(jnp.float32), mask),
@@ -68,8 +68,8 @@ def moments(
 
 def finalize(total: Moments) -> OffPolicyFigures:
     """Figures of the whole batch (Owen, "Monte Carlo theory, methods and examples", section 9.3)."""
-    empty = total.num_tokens == 0
-    divisor = jnp.maximum(total.num_tokens, 1)
+    empty = total.policy_tokens == 0
+    divisor = jnp.maximum(total.policy_tokens, 1)
     squares = total.ratio_squared / divisor
     mean = total.ratio / divisor
     return OffPolicyFigures(

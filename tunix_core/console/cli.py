@@ -1,0 +1,168 @@
+"""`tunixctl`: a run's state, its trajectories, its evaluations, from the run directory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tunix_core import paths
+from tunix_core.errors import ConfigError, DataError, TunixError
+from tunix_core.evaluation.held_out import read_evaluations
+from tunix_core.storage.control import read_heartbeats, read_processes, read_stop
+from tunix_core.storage.policies import PolicyStore
+from tunix_core.storage.run_directory import read_run
+from tunix_core.storage.shards import ShardRows, decode
+from tunix_core.storage.store import ObjectStore, open_store
+from tunix_core.tokenizer import ByteTokenizer
+from tunix_core.types import LEDGER_CLASSES, Trajectory
+
+
+def status(store: ObjectStore, console: Console) -> None:
+    """What the run's processes, ledger and policies are at."""
+    config, extra = read_run(store)
+    stop = read_stop(store)
+    console.print(f"{store.uri}\nrecipe {config.recipe}, seed {config.seed}, run {extra.get('run_id', '')}")
+    console.print("running" if stop is None else f"ended: {stop.reason} (by {stop.source})")
+    processes = Table("process", "state", "attempt", "exit", "pid", title="processes", title_justify="left")
+    for name, record in sorted(read_processes(store).items()):
+        code = "" if record.exit_code is None else str(record.exit_code)
+        processes.add_row(name, record.state, str(record.attempt), code, str(record.pid or ""))
+    console.print(processes)
+    learner = {name: beat.progress for name, beat in read_heartbeats(store).items()}.get("learner")
+    current = PolicyStore(store).current()
+    console.print(f"policy version: {'none' if current is None else current.version}")
+    if learner:
+        console.print(f"step {learner['clock']} of {learner['num_steps']}, {learner['state']}")
+        if "staleness_mean" in learner:
+            console.print(f"staleness: mean {learner['staleness_mean']:.2f}, oldest {learner['staleness_max']}")
+        ledger = Table("class", "tokens", title="ledger", title_justify="left")
+        for name in ("read", *LEDGER_CLASSES):
+            ledger.add_row(name, f"{learner['ledger'][name]:,}")
+        console.print(ledger)
+    for version, found in read_evaluations(store).items():
+        s = found.success
+        console.print(
+            f"held-out success of version {version}: {s.value:.1%} ({s.low:.1%} to {s.high:.1%}, {s.n} tasks)"
+        )
+
+
+def _shards(store: ObjectStore) -> Iterator[tuple[str, ShardRows]]:
+    """Readable shards, newest first."""
+    for key in sorted(store.list_after(paths.TRAJECTORIES), reverse=True):
+        try:
+            yield key, decode(store.get(key))
+        except DataError as error:
+            print(f"{key}: {error}", file=sys.stderr)
+
+
+def list_trajectories(store: ObjectStore, console: Console, limit: int, success: bool | None) -> None:
+    """The newest trajectories, a line each."""
+    table = Table("trajectory", "version", "reward", "turns", "tokens", "finish")
+    shown = 0
+    for _, rows in _shards(store):
+        for row in range(rows.num_rows):
+            trajectory = rows.trajectory(row)
+            if shown == limit:
+                break
+            if success is not None and (trajectory.reward >= 1) != success:
+                continue
+            shown += 1
+            low, high = trajectory.policy_version_min, trajectory.policy_version_max
+            table.add_row(
+                trajectory.trajectory_id,
+                str(low) if low == high else f"{low} to {high}",
+                f"{trajectory.reward:g}",
+                str(sum(turn.role == "policy" for turn in trajectory.turns)),
+                str(trajectory.num_tokens),
+                trajectory.finish_reason,
+            )
+        if shown == limit:
+            break
+    console.print(table)
+
+
+def show_trajectory(store: ObjectStore, console: Console, trajectory_id: str) -> None:
+    """One transcript; what the policy generated is set off, with version and mean log probability per turn.
+
+    Raises:
+        ConfigError: no such trajectory.
+    """
+    for key, rows in _shards(store):
+        for row in range(rows.num_rows):
+            if str(rows.column("trajectory_id")[row]) == trajectory_id:
+                console.print(f"{key} row {row}", style="dim")
+                _show(rows.trajectory(row), console)
+                return
+    raise ConfigError("trajectory", trajectory_id, "an id of this run", "List them: tunixctl trajectories --run URI.")
+
+
+def _show(trajectory: Trajectory, console: Console) -> None:
+    tokenizer = ByteTokenizer()
+    for turn in trajectory.turns:
+        said = tokenizer.decode([t for t in trajectory.tokens[turn.start : turn.end].tolist() if t < 256])
+        is_policy = turn.role == "policy"
+        text = Text(f"{turn.role:7}", style="dim")
+        text.append(said, style="bold cyan" if is_policy else "")
+        if is_policy:
+            logprob = float(trajectory.behavior_logprobs[turn.start : turn.end].mean())
+            versions = sorted(set(trajectory.token_policy_version[turn.start : turn.end].tolist()))
+            text.append(f"   version {', '.join(map(str, versions))}, mean logprob {logprob:.3f}", style="dim")
+        console.print(text)
+    console.print(f"reward {trajectory.reward:g}  {json.dumps(dict(trajectory.reward_components))}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tunixctl", description="Looks into the run directory of a post-training run."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text)
+        added.add_argument("--run", required=True, help="URI of the run directory")
+        return added
+
+    command("status", "processes, clock, versions, ledger, staleness, evaluations")
+    trajectories = command("trajectories", "the newest trajectories, or one transcript")
+    trajectories.add_argument("id", nargs="?", help="show this one")
+    trajectories.add_argument("--limit", type=int, default=20, help="lines (%(default)s)")
+    outcome = trajectories.add_mutually_exclusive_group()
+    outcome.add_argument("--solved", dest="success", action="store_true", default=None)
+    outcome.add_argument("--failed", dest="success", action="store_false", default=None)
+    evaluate = command("evaluate", "a policy version on held-out tasks")
+    evaluate.add_argument("--version", default="last", help="first, last or a number (%(default)s)")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    console = Console()
+    try:
+        store = open_store(arguments.run)
+        read_run(store)
+        if arguments.command == "status":
+            status(store, console)
+        elif arguments.command == "evaluate":
+            own = ["--run", arguments.run, "held-out", "--version", arguments.version]
+            return subprocess.run([sys.executable, "-m", "tasks.evaluate", *own], check=False).returncode
+        elif arguments.id:
+            show_trajectory(store, console, arguments.id)
+        else:
+            if arguments.limit < 1:
+                raise ConfigError("--limit", arguments.limit, "at least 1", "Ask for a line or more.")
+            list_trajectories(store, console, arguments.limit, arguments.success)
+    except TunixError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
