@@ -17,7 +17,7 @@ from tunix_core import paths
 from tunix_core.console.report import render
 from tunix_core.errors import DataError
 from tunix_core.evaluation.audit import audit_run
-from tunix_core.evaluation.summary import build_summary, goals
+from tunix_core.evaluation.summary import actor_processes, build_summary, goals
 from tunix_core.storage.control import write_heartbeat
 from tunix_core.storage.metrics_files import read_metrics
 from tunix_core.storage.policies import PolicyStore
@@ -57,7 +57,8 @@ def _finalize(task: Task) -> None:
         after=after,
         full_buffer_tokens_per_second=rate,
     )
-    page = render(summary, task.config, read_metrics(task.store, "learner"), audit, before, after)
+    actors = {name: read_metrics(task.store, name) for name in actor_processes(task.store)}
+    page = render(summary, task.config, read_metrics(task.store, "learner"), audit, before, after, actors)
     task.store.put(paths.REPORTS + "summary.json", json.dumps(summary, indent=1).encode())
     task.store.put(paths.REPORTS + "report.html", page.encode())
     for text, met in goals(summary):

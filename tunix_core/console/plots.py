@@ -34,6 +34,8 @@ class Line(NamedTuple):
     """Drawn thin and pale, without a legend entry: raw values behind a smoothed line."""
     color: int | None = None
     """Index into the palette; by default its place among the lines that are not faint."""
+    points: bool = False
+    """Drawn as dots that nothing connects."""
 
 
 class Bar(NamedTuple):
@@ -173,7 +175,9 @@ def line_plot(
         y_limits: fixed range; by default that of the data.
         marks: horizontal dashed lines `(y, label)`, for bounds and goals.
     """
-    finite = [(line.x[ok], line.y[ok]) for line in lines for ok in [np.isfinite(line.x) & np.isfinite(line.y)]]
+    # the solid lines set the range: one wild raw value must not flatten what it stands behind
+    shown = [line for line in lines if not line.faint] or lines
+    finite = [(line.x[ok], line.y[ok]) for line in shown for ok in [np.isfinite(line.x) & np.isfinite(line.y)]]
     xs = np.concatenate([x for x, _ in finite]) if finite else np.zeros(0)
     ys = np.concatenate([y for _, y in finite] + [np.array([m for m, _ in marks])]) if finite else np.zeros(0)
     if not xs.size:
@@ -192,15 +196,27 @@ def line_plot(
     for line in lines:
         color = PALETTE[(place if line.color is None else line.color) % len(PALETTE)]
         style = f'stroke="{color}" ' + ('stroke-width="1" opacity="0.3"' if line.faint else 'stroke-width="2"')
-        frame.parts.extend(
-            f'<polyline points="{points}" fill="none" stroke-linejoin="round" {style}/>'
-            for points in _polylines(line, frame)
-        )
+        if line.points:
+            frame.parts.extend(_dots(line, frame, color))
+        else:
+            frame.parts.extend(
+                f'<polyline points="{points}" fill="none" stroke-linejoin="round" {style}/>'
+                for points in _polylines(line, frame)
+            )
         if not line.faint:
             names.append((line.label, color))
             place += 1
     head = legend([n for n, _ in names], [c for _, c in names]) if len(names) > 1 else ""
     return head + frame.svg(title)
+
+
+def _dots(line: Line, frame: _Frame, color: str) -> list[str]:
+    return [
+        f'<circle cx="{frame.x(float(x)):.1f}" cy="{frame.y(float(y)):.1f}" r="4.5" fill="{color}" stroke="#fff">'
+        f"<title>{html.escape(line.label)}: {number(float(y))}</title></circle>"
+        for x, y in zip(line.x, line.y, strict=True)
+        if math.isfinite(x) and math.isfinite(y)
+    ]
 
 
 def _polylines(line: Line, frame: _Frame) -> list[str]:
@@ -247,7 +263,7 @@ def histogram(
             f'fill="{PALETTE[0]}"><title>{value}: {number(count)} ({percent(share)})</title></rect>'
         )
     if mark:
-        x = frame.x(mark[0] + 0.5)
+        x = frame.x(mark[0] + 0.5)  # right of the bar: the last allowed value
         frame.parts.append(
             f'<line x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{frame.height - _BOTTOM}" stroke="{PALETTE[1]}" '
             f'stroke-dasharray="4 4"/>' + text(x - 5, _TOP + 10, mark[1], anchor="end", fill=PALETTE[1])
@@ -260,7 +276,7 @@ def stacked_bar(bars: Sequence[Bar], *, title: str) -> str:
     total = sum(bar.value for bar in bars)
     if total <= 0:
         return empty_plot(title, height=60)
-    width, height = 1140, 34
+    width, height = 1140, 30
     x, parts, names, colors = 0.0, [], [], []
     for place, bar in enumerate(bars):
         if bar.value <= 0:
@@ -272,7 +288,7 @@ def stacked_bar(bars: Sequence[Bar], *, title: str) -> str:
             f"<title>{html.escape(bar.label)}: {number(bar.value)} ({percent(bar.value / total)})</title></rect>"
         )
         if span > 70:
-            parts.append(text(x + span / 2, 22, percent(bar.value / total), anchor="middle", fill="#fff", weight="600"))
+            parts.append(text(x + span / 2, 20, percent(bar.value / total), anchor="middle", fill="#fff", weight="600"))
         names.append(f"{bar.label} {number(bar.value)} ({percent(bar.value / total)})")
         colors.append(color)
         x += span
@@ -284,7 +300,11 @@ def stacked_areas(x: np.ndarray, parts: Mapping[str, np.ndarray], *, title: str,
     x = np.asarray(x, np.float64)
     if len(x) < 2 or not parts:
         return empty_plot(title)
-    stack = np.cumsum([np.nan_to_num(np.maximum(values, 0.0)) for values in parts.values()], axis=0)
+    known = np.isfinite(x) & np.all([np.isfinite(values) for values in parts.values()], axis=0)
+    x, parts = x[known], {label: values[known] for label, values in parts.items()}
+    if len(x) < 2:
+        return empty_plot(title)
+    stack = np.cumsum([np.maximum(values, 0.0) for values in parts.values()], axis=0)
     high = float(np.quantile(stack[-1], 0.98)) or 1.0
     frame = _Frame(
         ticks(float(x[0]), float(x[-1]), 6),

@@ -20,6 +20,7 @@ from tunix_core.types import LEDGER_CLASSES
 
 NUM_DIALOGUES = 4
 SMOOTHING_STEPS = 7
+MINUTES = "minutes since the first step"
 
 Metrics = Mapping[str, np.ndarray]
 
@@ -31,22 +32,26 @@ def render(
     audit: RunAudit,
     before: HeldOutEvaluation,
     after: HeldOutEvaluation,
+    actors: Mapping[str, Metrics],
 ) -> str:
     """The page.
 
     Args:
         summary: from `evaluation.summary.build_summary`.
         learner: its metrics, a row per step.
+        actors: each actor process's metrics.
     """
     steps = _steps(learner)
     body = "\n".join(
         [
             _header(summary, config),
             _cards(summary),
-            _panels(_learning(steps), "Learning"),
-            _panels(_freshness(steps, audit, config, summary), "Freshness and what became of every token"),
             f'<div class="bound"><b>What bounds it.</b> {html.escape(bound_sentence(steps, summary))}</div>',
-            _panels(_machinery(steps), "Machinery"),
+            _panels(_learning(steps, before, after), "Learning"),
+            _panels(_stability(steps), "Stability"),
+            _panels(_freshness(steps, audit, config), "Freshness"),
+            _ledger(summary),
+            _panels(_machinery(steps, actors), "Machinery"),
             _dialogues(before, after),
             _config(config),
         ]
@@ -101,7 +106,7 @@ def _cards(summary: Mapping[str, Any]) -> str:
         ("", f"{summary['stale_fraction']:.1%}", "of tokens read discarded as stale"),
         ("", f"{summary['tokens_per_second_vs_full_buffer']:.2f}", "of the learner's full-buffer token rate"),
         ("", f"{summary['learner_busy_fraction']:.1%}", "learner busy once warm"),
-        ("", f"{summary['tokens_generated']:,}".replace(",", "\u202f"), "policy tokens generated"),
+        ("", _thousands(summary["tokens_generated"]), "policy tokens generated"),
     ]
     return (
         '<div class="cards">'
@@ -123,56 +128,63 @@ def _minutes(steps: Metrics) -> np.ndarray:
     return (time - time[0]) / 60 if len(time) else time
 
 
-def _learning(steps: Metrics) -> list[tuple[str, str, str]]:
+def _learning(steps: Metrics, before: HeldOutEvaluation, after: HeldOutEvaluation) -> list[tuple[str, str, str]]:
     minutes, tokens = _minutes(steps), np.cumsum(_series(steps, "num_tokens")) / 1e3
     reward, success = _series(steps, "reward_mean"), _series(steps, "success_rate")
 
     def curve(x: np.ndarray, x_label: str) -> str:
-        lines = [*_smoothed("success", x, success, 0), *_smoothed("reward", x, reward, 1)]
+        lines = _smoothed("success while training", x, success, 0)
+        if not np.allclose(reward, success, equal_nan=True):
+            lines += _smoothed("reward while training", x, reward, 2)
+        if len(x):
+            ends = np.array([x[0], x[-1]])
+            held_out = np.array([before.success.value, after.success.value])
+            lines.append(Line("held-out greedy success, first and last version", ends, held_out, color=1, points=True))
         return plots.line_plot(
             lines, title="Success and reward", x_label=x_label, y_format=plots.percent, y_limits=(0, 1)
         )
 
-    note = "Of the trajectories each step consumed, sampled at the training temperature."
+    same = " Reward and success are the same number here." if np.allclose(reward, success, equal_nan=True) else ""
+    note = f"Of the trajectories each step consumed, sampled at the training temperature.{same}"
     return [
-        ("Success and reward over time", curve(minutes, "minutes since the first step"), note),
+        ("Success and reward over time", curve(minutes, MINUTES), note),
         ("Success and reward over tokens", curve(tokens, "thousand tokens consumed"), note),
-        (
-            "KL divergence",
-            plots.line_plot(
-                [
-                    *_smoothed("to the reference", minutes, _series(steps, "kl_reference"), 0),
-                    *_smoothed("to the behavior policy", minutes, _series(steps, "kl_behavior"), 1),
-                ],
-                title="KL divergence",
-                x_label="minutes since the first step",
-            ),
-            "k3 estimates, nats per policy token.",
-        ),
-        (
-            "Entropy and effective sample size",
-            plots.line_plot(
-                [
-                    *_smoothed("entropy (nats)", minutes, _series(steps, "entropy"), 0),
-                    *_smoothed("effective sample fraction", minutes, _series(steps, "effective_sample_fraction"), 1),
-                ],
-                title="Entropy and effective sample size",
-                x_label="minutes since the first step",
-            ),
-            "Effective sample size of the importance ratios, as a share of the batch's policy tokens.",
-        ),
     ]
 
 
-def _freshness(
-    steps: Metrics, audit: RunAudit, config: RunConfig, summary: Mapping[str, Any]
-) -> list[tuple[str, str, str]]:
+def _stability(steps: Metrics) -> list[tuple[str, str, str]]:
+    minutes = _minutes(steps)
+
+    def plot(title: str, *names: tuple[str, str]) -> str:
+        lines = [
+            line for i, (name, label) in enumerate(names) for line in _smoothed(label, minutes, _series(steps, name), i)
+        ]
+        return plots.line_plot(lines, title=title, x_label=MINUTES)
+
+    return [
+        (
+            "KL divergence",
+            plot("KL divergence", ("kl_reference", "to the reference"), ("kl_behavior", "to the behavior policy")),
+            "k3 estimates, nats per policy token.",
+        ),
+        ("Entropy", plot("Entropy", ("entropy", "entropy")), "Nats per policy token, at the sampling temperature."),
+        (
+            "Effective sample size and clipping",
+            plot(
+                "Effective sample size and clipping",
+                ("effective_sample_fraction", "effective sample size"),
+                ("clip_fraction", "clipped"),
+            ),
+            "Shares of the batch's policy tokens.",
+        ),
+        ("Gradient norm", plot("Gradient norm", ("gradient_norm", "gradient norm")), "Before clipping."),
+    ]
+
+
+def _freshness(steps: Metrics, audit: RunAudit, config: RunConfig) -> list[tuple[str, str, str]]:
     bound = config.staleness.max_staleness
     ages = list(range(max(bound, audit.max_staleness_seen) + 1))
     minutes = _minutes(steps)
-    ledger = summary["ledger"]
-    faults = summary["ledger_faults"]
-    verdict = "; ".join(faults) if faults else "the classes add up to what was read, to the token"
     return [
         (
             "Staleness of consumed trajectories",
@@ -181,7 +193,7 @@ def _freshness(
                 [audit.staleness.get(age, 0) for age in ages],
                 title="Staleness",
                 x_label="steps between generation and consumption",
-                mark=(bound + 0.5, "bound"),
+                mark=(bound, "bound"),
             ),
             f"Computed from step records and shards: {audit.staleness_violations} above the bound of {bound}.",
         ),
@@ -193,95 +205,133 @@ def _freshness(
                     Line("oldest of the batch", minutes, _series(steps, "staleness_max")),
                 ],
                 title="Staleness over time",
-                x_label="minutes since the first step",
+                x_label=MINUTES,
                 marks=[(bound, "bound")],
             ),
             "In steps, at consumption.",
         ),
-        (
-            "Ledger",
-            plots.stacked_bar([Bar(name, float(ledger[name])) for name in LEDGER_CLASSES], title="Ledger")
-            + _ledger_table(ledger),
-            f"{ledger['read']:,} tokens read; {verdict}.".replace(",", "\u202f"),
-        ),
     ]
 
 
-def _ledger_table(ledger: Mapping[str, int]) -> str:
-    rows = "".join(
-        f'<tr><td>{name}</td><td class="n">{ledger[name]:,}</td></tr>'.replace(",", "\u202f")
-        for name in ("read", *LEDGER_CLASSES)
+def _ledger(summary: Mapping[str, Any]) -> str:
+    ledger, faults = summary["ledger"], summary["ledger_faults"]
+    verdict = "; ".join(faults) if faults else "the classes add up to what was read, to the token"
+    heads = "".join(f'<th class="n">{name}</th>' for name in ("read", *LEDGER_CLASSES))
+    cells = "".join(f'<td class="n">{_thousands(ledger[name])}</td>' for name in ("read", *LEDGER_CLASSES))
+    bar = plots.stacked_bar([Bar(name, float(ledger[name])) for name in LEDGER_CLASSES], title="Ledger")
+    return (
+        f'<h2>What became of every token</h2><div class="panel">{bar}'
+        f'<div class="scroll"><table><tr>{heads}</tr><tr>{cells}</tr></table></div>'
+        f'<div class="note">Tokens read by the learner, by class: {html.escape(verdict)}.</div></div>'
     )
-    return f'<table><tr><th>class</th><th class="n">tokens</th></tr>{rows}</table>'
 
 
-def _machinery(steps: Metrics) -> list[tuple[str, str, str]]:
-    minutes = _minutes(steps)
+def _thousands(count: int) -> str:
+    """Digits in groups of three, set apart by a narrow space."""
+    return f"{count:,}".replace(",", "\u202f")
+
+
+def step_times(steps: Metrics) -> dict[str, np.ndarray]:
+    """Seconds of each step, from the end of the one before: `device`, `wait` for data, and what is left, `host`.
+
+    Replayed steps, and the first one of each life of the learner, have none: NaN.
+    """
+    period = np.concatenate([[np.nan], np.diff(_series(steps, "time"))]) if len(_minutes(steps)) else np.zeros(0)
     device, wait = _series(steps, "device_seconds"), _series(steps, "wait_for_data_seconds")
+    replayed = _series(steps, "replayed") > 0
+    after_replay = np.concatenate([[False], replayed[:-1]]) if len(replayed) else replayed
+    usable = np.isfinite(period + device + wait) & ~replayed & ~after_replay
+    parts = {"device": device, "wait": wait, "host": np.maximum(0.0, period - device - wait)}
+    return {name: np.where(usable, values, np.nan) for name, values in parts.items()}
+
+
+def _machinery(steps: Metrics, actors: Mapping[str, Metrics]) -> list[tuple[str, str, str]]:
+    minutes, times = _minutes(steps), step_times(steps)
+    total = times["device"] + times["wait"] + times["host"]
     pack = _series(steps, "pack_seconds")
+    packing = f" Packing takes {np.nanmean(pack) * 1e3:.0f} ms a step, while the device works." if len(pack) else ""
     return [
         (
             "Learner busy",
             plots.line_plot(
-                [Line("busy since warm", minutes, _series(steps, "learner_busy_fraction"))],
+                [
+                    *_smoothed("around each step", minutes, times["device"] / total, 0),
+                    Line("mean since warm", minutes, _series(steps, "learner_busy_fraction"), color=1),
+                ],
                 title="Learner busy",
-                x_label="minutes since the first step",
+                x_label=MINUTES,
                 y_format=plots.percent,
                 y_limits=(0, 1),
             ),
-            "Device time of first-use updates over wall time once warm.",
+            "Device time of first-use updates over wall time.",
         ),
         (
             "Where a step's time goes",
             plots.stacked_areas(
                 minutes,
-                {"device": device, "waiting for data": wait},
+                {"device": times["device"], "waiting for data": times["wait"], "host": times["host"]},
                 title="Step time",
-                x_label="minutes since the first step",
-                y_label="seconds",
+                x_label=MINUTES,
+                y_label=" s",
             ),
-            f"Packing takes {np.nanmean(pack) * 1e3:.0f} ms a step and runs while the device works."
-            if np.isfinite(pack).any()
-            else "",
+            f"From the end of one step to the end of the next.{packing}",
         ),
         (
-            "Real tokens per second",
+            "Learner: real tokens per second",
             plots.line_plot(
-                [Line("mean since warm", minutes, _series(steps, "tokens_per_second"))],
+                [
+                    *_smoothed("around each step", minutes, _series(steps, "num_tokens") / total, 0),
+                    Line("mean since warm", minutes, _series(steps, "tokens_per_second"), color=1),
+                ],
                 title="Tokens per second",
-                x_label="minutes since the first step",
+                x_label=MINUTES,
             ),
-            "Tokens of trajectories through the learner, padding excluded.",
+            _window_note(steps),
         ),
         (
-            "Window fill",
-            plots.line_plot(
-                [Line("fill", minutes, _series(steps, "window_fill"))],
-                title="Window fill",
-                x_label="minutes since the first step",
-                y_format=plots.percent,
-                y_limits=(0, 1),
-            ),
-            "Real tokens over the tokens of the windows that are computed.",
+            "Actors: policy tokens per second",
+            plots.line_plot(_actor_lines(steps, actors), title="Actor tokens per second", x_label=MINUTES),
+            "Generated tokens of each process; the time spent waiting for tools is included.",
         ),
     ]
 
 
+def _window_note(steps: Metrics) -> str:
+    fill = _series(steps, "window_fill")
+    full = f" Windows are {np.nanmean(fill):.0%} full on average." if np.isfinite(fill).any() else ""
+    return f"Tokens of trajectories, padding excluded.{full}"
+
+
+def _actor_lines(steps: Metrics, actors: Mapping[str, Metrics]) -> list[Line]:
+    start = _series(steps, "time")[:1]
+    lines = []
+    for place, (name, rows) in enumerate(sorted(actors.items())):
+        if len(start) and "tokens_per_second" in rows:
+            minutes = (np.asarray(rows["time"], np.float64) - start[0]) / 60
+            lines += _smoothed(name, minutes, np.asarray(rows["tokens_per_second"], np.float64), place)
+    return lines
+
+
 def bound_sentence(steps: Metrics, summary: Mapping[str, Any]) -> str:
     """What limits the run's token rate, from its own figures."""
-    device = float(np.nansum(_series(steps, "device_seconds")))
-    wait = float(np.nansum(_series(steps, "wait_for_data_seconds")))
-    total = max(device + wait, 1e-9)
+    sums = {name: float(np.nansum(values)) for name, values in step_times(steps).items()}
+    total = sum(sums.values())
+    if total <= 0:
+        return "Too few steps to tell."
+    share = {name: seconds / total for name, seconds in sums.items()}
+    split = (
+        f"of the learner's time {share['device']:.0%} went into updates on the device, {share['wait']:.0%} into waiting "
+        f"for data and {share['host']:.0%} into work of the host between updates."
+    )
     ratio = summary["tokens_per_second_vs_full_buffer"]
-    share = f"{wait / total:.0%} of the learner's time went into waiting for data, {device / total:.0%} into updates."
-    if wait / total > 0.15:
-        return f"The actors: {share} The learner ran at {ratio:.2f} of its rate from a full buffer on the same core."
-    if ratio < 0.85:
-        return (
-            f"The shared core: {share} Yet it ran at {ratio:.2f} of its rate from a full buffer: ingestion, snapshots "
-            "and checkpoints share its core with the updates."
-        )
-    return f"The learner's own core: {share} It ran at {ratio:.2f} of its rate from a full buffer."
+    rate = f"It trained on {summary['tokens_per_second']:.0f} tokens/s, {ratio:.2f} of its rate from a full buffer on the same core."
+    if share["wait"] >= max(0.1, share["host"]):
+        cause = "The actors bound it"
+    elif share["host"] > 0.1:
+        cause = "The host bounds it"
+    else:
+        cause = "The device bounds it"
+    return f"{cause}: {split} {rate}"
 
 
 def _dialogues(before: HeldOutEvaluation, after: HeldOutEvaluation) -> str:

@@ -34,6 +34,12 @@ def _last(metrics: Mapping[str, np.ndarray], name: str) -> float:
     return float(values[-1]) if len(values) else float("nan")
 
 
+def _largest(metrics: Mapping[str, np.ndarray], name: str) -> int:
+    """Over all lives of a process; 0 for one that ended before its first row."""
+    values = metrics.get(name, np.zeros(0)).astype(np.float64)
+    return int(np.nanmax(values)) if np.isfinite(values).any() else 0
+
+
 def actor_processes(store: ObjectStore) -> list[str]:
     """Names of the actor processes that have shown a sign of life."""
     return sorted(name for name in read_heartbeats(store) if name.startswith("actor"))
@@ -54,7 +60,7 @@ def build_summary(
     actors = actor_processes(store)
     ledger = {name: int(_last(learner, f"ledger_{name}")) for name in ("read", *LEDGER_CLASSES)}
     compilations = [int(_last(learner, "compilations_after_warmup"))]
-    compilations += [int(np.nanmax(read_metrics(store, a)["compilations_after_warmup"])) for a in actors]
+    compilations += [_largest(read_metrics(store, actor), "compilations_after_warmup") for actor in actors]
     rate = _last(learner, "tokens_per_second")
     return {
         "recipe": config.recipe,

@@ -6,6 +6,7 @@ consumed, from memory. What the run's rate lacks to this one it spent waiting or
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from tunix_core.storage.step_records import read_steps
 from tunix_core.storage.store import ObjectStore
 
 MAX_BATCHES = 16
+NUM_WARM_UP_STEPS = 2
 
 
 class FullBufferRate(NamedTuple):
@@ -41,7 +43,7 @@ def measure(
     seconds: float,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> FullBufferRate:
-    """Train on the run's last batches over and over for `seconds`, the first round not counted.
+    """Train on the run's last batches over and over for `seconds`, the first two steps not counted.
 
     Args:
         tensors: any weights of the run; they are thrown away.
@@ -61,17 +63,16 @@ def measure(
     state = trainer.initial_state(tensors)
     num_tokens = num_steps = 0
     started = monotonic()
-    for round_number in range(1_000_000):
-        if round_number == 1:
-            num_tokens = num_steps = 0
+    for number, batch in enumerate(itertools.cycle(batches)):
+        host = assemble(batch.groups, batch.clock, counts, config.learner.window_tokens)
+        state, metrics = trainer.step(state, reference, trainer.put(host.arrays), host.denominator)
+        float(metrics["loss"])  # blocks until the device is done
+        if number < NUM_WARM_UP_STEPS:
             started = monotonic()
-        for batch in batches:
-            host = assemble(batch.groups, batch.clock, counts, config.learner.window_tokens)
-            state, metrics = trainer.step(state, reference, trainer.put(host.arrays), host.denominator)
-            float(metrics["loss"])
-            num_tokens += host.num_tokens
-            num_steps += 1
-            if round_number and monotonic() - started >= seconds:
-                elapsed = monotonic() - started
-                return FullBufferRate(num_tokens / elapsed, num_steps, elapsed)
-    raise AssertionError("the loop ends by time")
+            continue
+        num_tokens += host.num_tokens
+        num_steps += 1
+        if monotonic() - started >= seconds:
+            break
+    elapsed = monotonic() - started
+    return FullBufferRate(num_tokens / elapsed, num_steps, elapsed)
