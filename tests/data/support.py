@@ -75,7 +75,8 @@ def make_group(
 
 
 def make_rows(shard: str, trajectories: Sequence[Trajectory], **kwargs) -> Rows:
-    return from_trajectories(shard, trajectories, **kwargs)
+    incarnation = trajectories[0].incarnation if trajectories else "a0"
+    return from_trajectories(shard, trajectories, incarnation=incarnation, **kwargs)
 
 
 def centered(rewards: np.ndarray, episodes: Sequence[str]) -> np.ndarray:

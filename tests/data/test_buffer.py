@@ -79,6 +79,24 @@ def test_duplicates_by_trajectory_and_by_group() -> None:
     assert buffer.ledger.trajectories()["buffered"] == 4
 
 
+def test_a_reissued_block_deduplicates_as_whole_groups() -> None:
+    """Its actor died after delivering some groups; another one plays all of them again, with other outcomes."""
+    buffer = make_buffer()
+    buffer.add(make_rows("s0", make_group("g", size=4)))
+    again = make_group("g", size=4, content=1, incarnation="a1") + make_group("h", size=4, incarnation="a1")
+    assert buffer.add(make_rows("s1", again)) == {}
+    assert buffer.ledger.trajectories()["duplicate"] == 4
+    assert buffer.ledger.trajectories()["buffered"] == 8
+
+
+def test_a_group_of_which_nothing_was_usable_may_come_again() -> None:
+    buffer = make_buffer()
+    buffer.add(make_rows("s0", make_group("g"), faults={0: "broken", 1: "broken"}))
+    buffer.add(make_rows("s1", make_group("g", incarnation="a1")))
+    assert buffer.ledger.trajectories()["quarantined"] == 2
+    assert buffer.ledger.trajectories()["buffered"] == 2
+
+
 def test_the_same_id_with_other_content_is_quarantined_and_equal_content_under_two_ids_stays() -> None:
     buffer = make_buffer()
     buffer.add(make_rows("s0", make_group("g")))

@@ -48,10 +48,10 @@ class BufferMachine(RuleBasedStateMachine):
         self._write(trajectories, {} if fault is None else {fault: "broken"})
 
     @precondition(lambda self: self.num_groups)
-    @rule(data=st.data(), content=st.sampled_from([0, 0, 1]))
-    def write_again(self, data: st.DataObject, content: int) -> None:
+    @rule(data=st.data(), content=st.sampled_from([0, 0, 1]), incarnation=st.sampled_from(["a0", "a1"]))
+    def write_again(self, data: st.DataObject, content: int, incarnation: str) -> None:
         group = data.draw(st.integers(0, self.num_groups - 1))
-        self._write(make_group(f"g{group}", size=3, lengths=[12, 6, 9], content=content), {})
+        self._write(make_group(f"g{group}", size=3, lengths=[12, 6, 9], content=content, incarnation=incarnation), {})
 
     def _write(self, trajectories: list[Any], faults: dict[int, str]) -> None:
         key = f"s{len(self.shards)}"

@@ -66,7 +66,7 @@ def test_a_broken_shard_and_broken_rows_are_recorded_and_the_rest_goes_on(store:
 def test_rows_of_unequal_lengths_do_not_shift_their_neighbours() -> None:
     torn = dataclasses.replace(make_trajectory("g/0"), behavior_logprobs=np.full(3, -1, np.float32))
     after = make_trajectory("g/1", reward=1.0)
-    rows = from_shard("s", decode(encode([torn, after, make_trajectory("g/2")])))
+    rows = from_shard("s", decode(encode([torn, after, make_trajectory("g/2")])), incarnation="a0")
     assert set(rows.faults) == {0}
     own = slice(rows.offsets[1], rows.offsets[2])
     np.testing.assert_array_equal(rows.behavior_logprobs[own], after.behavior_logprobs)
@@ -82,8 +82,8 @@ def test_columns_of_a_shard_equal_single_trajectories() -> None:
         dataclasses.replace(make_trajectory("h/0", reward=2.0), reward_components={}),
         dataclasses.replace(make_trajectory("h/1", reward=2.0), reward_components={"answer": 0.0, "style": 1.0}),
     ]
-    fast = from_shard("s", decode(encode(trajectories)))
-    slow = from_trajectories("s", trajectories)
+    fast = from_shard("s", decode(encode(trajectories)), incarnation="a0")
+    slow = from_trajectories("s", trajectories, incarnation="a0")
     for field in dataclasses.fields(fast):
         left, right = getattr(fast, field.name), getattr(slow, field.name)
         if isinstance(left, np.ndarray):

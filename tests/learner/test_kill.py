@@ -73,7 +73,7 @@ def start(folder: Path, cache: Path) -> subprocess.Popen[str]:
 
 def run_to_end(folder: Path, cache: Path) -> str:
     process = start(folder, cache)
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 0, output
     return output
 
@@ -81,13 +81,13 @@ def run_to_end(folder: Path, cache: Path) -> str:
 def end_at(folder: Path, cache: Path, clock: int, signum: int) -> int:
     """Send `signum` as soon as the record of step `clock` is there; returns the exit code."""
     process = start(folder, cache)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not (folder / paths.step(clock)).exists():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.001)
     process.send_signal(signum)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     return process.returncode
 
 
@@ -100,6 +100,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("xla")
 
 
+@pytest.mark.timeout(900)  # six processes that start JAX; seconds on an idle machine
 def test_killed_twice_and_interrupted_once_equals_an_uninterrupted_run(tmp_path: Path, cache: Path) -> None:
     """Final parameters to the bit, every row once, the ledger to the token."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -140,7 +141,7 @@ def test_killed_twice_and_interrupted_once_equals_an_uninterrupted_run(tmp_path:
 def test_a_run_without_policy_zero_says_so(tmp_path: Path, cache: Path) -> None:
     create_run(open_store(str(tmp_path)), tiny_config(), run_id="tiny")
     process = start(tmp_path, cache)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 74, output
     assert "policies/00000000" in output
     assert "Traceback" not in output

@@ -1,4 +1,5 @@
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from tunix_core.storage.control import read_heartbeats, read_learner_signal, rea
 from tunix_core.storage.metrics_files import read_metrics
 from tunix_core.storage.snapshots import SnapshotStore
 from tunix_core.storage.step_records import read_steps, write_step
+from tunix_core.storage.trajectory_writer import TrajectoryWriter
 
 
 def test_a_run_from_first_step_to_last(tmp_path: Path) -> None:
@@ -173,3 +175,25 @@ def test_a_buffer_too_small_for_its_batches_is_refused(tmp_path: Path) -> None:
 def test_weights_do_change() -> None:
     """The fake trainer is worth comparing."""
     assert np.ptp(initial_weights()["weights"]) > 0
+
+
+def test_the_pool_may_begin_while_the_learner_compiles(tmp_path: Path) -> None:
+    """A writer that announced itself is live and has capacity before the first executable is there."""
+    store, signals = open_run(tmp_path), []
+    TrajectoryWriter(store, actor_id="actor_0_0", incarnation="a7")
+
+    class SlowToCompile(NumpyTrainer):
+        def compile(self, num_windows: int) -> None:
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                signal = read_learner_signal(store)
+                if signal is not None and signal.live_incarnations:
+                    signals.append(signal)
+                    break
+            super().compile(num_windows)
+
+    learner = make_learner(store, make_config(), trainer=SlowToCompile(), interrupted=lambda: True)
+    with pytest.raises(Interrupted):
+        learner.run()
+    assert signals[0].live_incarnations == ["a7"]
+    assert signals[0].capacity_groups == (signals[0].target + 1) * 2

@@ -14,7 +14,8 @@ def make_trajectory(index: int = 0, *, num_tokens: int = 12, group_size: int = 4
     rng = np.random.default_rng(index)
     mask = rng.random(num_tokens) < 0.5
     mask[-1] = True
-    group, member = divmod(index, group_size)
+    first, second = num_tokens // 4, num_tokens // 2
+    group, member = divmod(index, max(1, group_size))
     values: dict[str, Any] = {
         "trajectory_id": f"{index:08d}-é",
         "episode_id": f"episode-{index}",
@@ -33,9 +34,9 @@ def make_trajectory(index: int = 0, *, num_tokens: int = 12, group_size: int = 4
         "token_policy_version": np.where(mask, rng.integers(3, 6, num_tokens), -1).astype(np.int32),
         "temperature": 0.7,
         "turns": [
-            Turn(role="prompt", start=0, end=2),
-            Turn(role="policy", start=2, end=5, seconds=0.25),
-            Turn(role="tool", start=5, end=num_tokens, reward=0.5, tool_name="search", tool_ok=member % 2 == 0),
+            Turn(role="prompt", start=0, end=first),
+            Turn(role="policy", start=first, end=second, seconds=0.25),
+            Turn(role="tool", start=second, end=num_tokens, reward=0.5, tool_name="search", tool_ok=member % 2 == 0),
         ],
         "reward": 0.1 * index,
         "reward_components": {"correct": 0.1 * index, "format": 1.0} if index % 2 else {},

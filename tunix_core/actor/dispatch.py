@@ -8,20 +8,37 @@ all of them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tunix_core.actor import sampling
-from tunix_core.config import ActorConfig, ModelConfig
+from tunix_core.config import ModelConfig
 from tunix_core.models import decoder
 from tunix_core.tokenizer import ByteTokenizer
 
 Params = decoder.Params
 Cache = decoder.Cache
+
+
+class EngineSizes(NamedTuple):
+    """What the executables' shapes depend on."""
+
+    num_slots: int
+    context_tokens: int
+    prefill_rows: int
+    prefill_tokens: int
+    decode_steps: int
+
+
+@functools.lru_cache(maxsize=16)
+def executables(model: ModelConfig, sizes: EngineSizes, *, greedy: bool) -> Executables:
+    """Compiled once per process for equal arguments: engines of equal shapes share them."""
+    return Executables(model, sizes, greedy=greedy)
 
 
 class Executables:
@@ -30,13 +47,17 @@ class Executables:
     N slots, S context tokens, R prefill rows, C prefill tokens, A rows of a decode, K decode steps.
     """
 
-    def __init__(self, model: ModelConfig, actor: ActorConfig, params: Params, cache: Cache, *, greedy: bool) -> None:
+    def __init__(self, model: ModelConfig, sizes: EngineSizes, *, greedy: bool) -> None:
         self._model = model
         self._greedy = greedy
-        self._num_steps = actor.decode_steps
-        self.decode_sizes = _decode_sizes(actor.num_slots)
-        shape, cache = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, cache))
-        rows, chunk = actor.prefill_rows, actor.prefill_tokens
+        self._num_steps = sizes.decode_steps
+        self.decode_sizes = _decode_sizes(sizes.num_slots)
+        shape = jax.eval_shape(decoder.serving_parameters, decoder.abstract_parameters(model))
+        cache = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
+            decoder.init_cache(model, sizes.num_slots, sizes.context_tokens),
+        )
+        rows, chunk = sizes.prefill_rows, sizes.prefill_tokens
         self.extend = _compile(
             self._extend,
             shape,
@@ -51,7 +72,7 @@ class Executables:
         temperatures [R]) -> (cache, tokens [R], logprobs [R]): append, then draw what follows."""
         self.decode = {
             size: _compile(
-                self._decode_rows if size < actor.num_slots else self._decode_all,
+                self._decode_rows if size < sizes.num_slots else self._decode_all,
                 shape,
                 cache,
                 *(_ints(size) for _ in range(4)),

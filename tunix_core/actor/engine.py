@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tunix_core.actor.dispatch import Executables, Params, device_parameters
+from tunix_core.actor.dispatch import EngineSizes, Params, device_parameters, executables
 from tunix_core.config import ActorConfig, ModelConfig
 from tunix_core.models import decoder
 from tunix_core.tokenizer import ByteTokenizer
@@ -74,7 +74,8 @@ class Engine:
         self.context_tokens = context
         self._cache = decoder.init_cache(model, num_slots, context)
         self._resident: dict[int, Params] = {version: device_parameters(params)}
-        self._executables = Executables(model, actor, self._resident[version], self._cache, greedy=greedy)
+        sizes = EngineSizes(num_slots, context, actor.prefill_rows, actor.prefill_tokens, actor.decode_steps)
+        self._executables = executables(model, sizes, greedy=greedy)
         self.version = version
         """Version that turns start with."""
         self.counters = EngineCounters()

@@ -3,7 +3,8 @@
 A group is closed when its shard is read, because actors write whole groups. Its rows then go, each
 exactly once, to a class of the ledger:
 
-    duplicate     delivered before, or of a group delivered before (a reissued block)
+    duplicate     delivered before, or of a group delivered before; so all of a group that another
+                  incarnation has delivered, whose block was reissued
     quarantined   a fault in the row, or its id is taken by other content
     stale         the group's oldest policy token is over the bound, now or when it would be consumed
     filtered      nothing to learn from: fewer than two episodes, no policy token, or (on request)
@@ -116,9 +117,10 @@ class ReplayBuffer:
         self._replayed.difference_update(refs)
         members = members[~replayed]
         delivered_before = self._seen.has_group(group_id)
+        reissued = self._seen.is_reissued(group_id, rows.incarnation)
         good: list[int] = []
         for i in members.tolist():
-            reason, name = self._judge_row(rows, i)
+            reason, name = self._judge_row(rows, i, reissued)
             if not reason and delivered_before and not (replayed.any() and lengths[i] > self._window_tokens):
                 name = "duplicate"
             if name:
@@ -128,11 +130,11 @@ class ReplayBuffer:
             else:
                 self._seen.add(rows.trajectory_ids[i], rows.content_hashes[i])
                 good.append(i)
-        self._seen.add_group(group_id)
         if good:
+            self._seen.add_group(group_id, rows.incarnation)
             self._close_group(group_id, rows, np.array(good), replayed=bool(replayed.any()))
 
-    def _judge_row(self, rows: Rows, i: int) -> tuple[str, str]:
+    def _judge_row(self, rows: Rows, i: int, reissued: bool) -> tuple[str, str]:
         """Reason of a refusal or '', and the ledger class that a single row goes to or ''."""
         row = int(rows.index[i])
         if row in rows.faults:
@@ -144,6 +146,8 @@ class ReplayBuffer:
                 f"reward {rows.rewards[i]}, temperature {rows.temperature[i]}: not finite and positive",
                 "quarantined",
             )
+        if reissued:
+            return "", "duplicate"  # played again by another actor: other content under the same ids is no fault
         known = self._seen.check(rows.trajectory_ids[i], rows.content_hashes[i])
         if known == "other":
             return f"trajectory_id {rows.trajectory_ids[i]!r} was delivered before with other content", "quarantined"
@@ -241,7 +245,7 @@ class ReplayBuffer:
             self.ledger.receive("consumed", rows.lengths)
             for trajectory_id, content_hash in zip(rows.trajectory_ids, rows.content_hashes, strict=True):
                 self._seen.add(trajectory_id, content_hash)
-            self._seen.add_group(group_id)
+            self._seen.add_group(group_id, rows.incarnation)
             self._replayed.update((rows.shard, int(row)) for row in rows.index)
 
     def advance(self, clock: int) -> None:

@@ -33,7 +33,7 @@ class Ingestion:
                 if read.rows is None:
                     self._buffer.add_unreadable(read.key, read.num_bytes)
                     refused.append((read, {}))
-                elif faults := self._buffer.add(from_shard(read.key, read.rows)):
+                elif faults := self._buffer.add(from_shard(read.key, read.rows, incarnation=read.incarnation)):
                     refused.append((read, faults))
             self._buffer.cursors = self.reader.state()
         # Written after the fact: a crash in between reads the shard again, and refuses it again.

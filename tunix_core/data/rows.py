@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tunix_core import paths
 from tunix_core.storage.shards import ShardRows, content_hash
 from tunix_core.storage.store import ObjectStore
 from tunix_core.storage.trajectory_reader import RowReader
@@ -21,6 +22,8 @@ class Rows:
     """R trajectories of one shard with T tokens in all."""
 
     shard: str
+    incarnation: str
+    """Of the actor that wrote the shard."""
     index: np.ndarray  # int64 [R] row number within the shard
     trajectory_ids: Sequence[str]  # [R]
     episode_ids: Sequence[str]  # [R]
@@ -56,6 +59,7 @@ class Rows:
         chosen = rows.tolist()
         return Rows(
             shard=self.shard,
+            incarnation=self.incarnation,
             index=self.index[rows],
             trajectory_ids=[self.trajectory_ids[i] for i in chosen],
             episode_ids=[self.episode_ids[i] for i in chosen],
@@ -84,12 +88,13 @@ class Rows:
         )
 
 
-def from_shard(shard: str, rows: ShardRows) -> Rows:
+def from_shard(shard: str, rows: ShardRows, *, incarnation: str) -> Rows:
     """The columns of a decoded shard; views where every row is sound."""
     offsets, tokens = rows.ragged("tokens")
     answers, rewards = rows.component(SUCCESS_COMPONENT), rows.column("reward")
     return Rows(
         shard=shard,
+        incarnation=incarnation,
         index=np.arange(rows.num_rows),
         trajectory_ids=rows.column("trajectory_id").tolist(),
         episode_ids=rows.column("episode_id").tolist(),
@@ -124,6 +129,7 @@ def from_trajectories(
     shard: str,
     trajectories: Sequence[Trajectory],
     *,
+    incarnation: str,
     index: Sequence[int] | None = None,
     faults: Mapping[int, str] | None = None,
 ) -> Rows:
@@ -139,6 +145,7 @@ def from_trajectories(
 
     return Rows(
         shard=shard,
+        incarnation=incarnation,
         index=np.arange(len(trajectories)) if index is None else np.asarray(index, np.int64),
         trajectory_ids=[t.trajectory_id for t in trajectories],
         episode_ids=[t.episode_id for t in trajectories],
@@ -173,4 +180,8 @@ class RowFetcher:
 
     def __call__(self, refs: Sequence[RowRef]) -> Rows:
         """Raises ObjectMissing or CorruptObject when they cannot be used."""
-        return from_trajectories(refs[0].shard, self._reader.read(refs), index=[ref.row for ref in refs])
+        shard = refs[0].shard
+        incarnation = paths.parse_shard(shard).incarnation
+        return from_trajectories(
+            shard, self._reader.read(refs), incarnation=incarnation, index=[ref.row for ref in refs]
+        )

@@ -9,9 +9,8 @@ before the next dispatch gives the arrays away.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from tunix_core.rl.pacing import TargetController
 from tunix_core.storage.control import read_stop, request_stop
 from tunix_core.storage.metrics_files import MetricFiles
 from tunix_core.storage.snapshots import SnapshotStore
+from tunix_core.storage.step_records import read_steps
 from tunix_core.storage.store import ObjectStore
 
 _WAIT_SECONDS = 0.1
@@ -144,11 +144,17 @@ class Learner:
         self._checkpoint_clock = -1 if restored.checkpoint_clock is None else restored.checkpoint_clock
         self._pulse.worker.start()
         try:
-            self._warm_up()
-            self._replay()
-            if self.clock < self._config.learner.num_steps:
-                with self._feeding():
+            try:
+                if self.clock < self._config.learner.num_steps and not read_steps(self._store, self.clock):
+                    self._start_ingestion()  # while it compiles: the pool is known, and fills the buffer
+                self._warm_up()
+                self._replay()
+                if self.clock < self._config.learner.num_steps:
+                    self._start_ingestion()
+                    self._start_preparation()
                     self._train()
+            finally:
+                self._stop_feeding()
             self._finish()
         finally:
             self._pulse.worker.stop()
@@ -173,21 +179,25 @@ class Learner:
         if self._checkpoint_clock >= 0 or self.clock > 0:
             self._totals.num_recoveries += 1
 
-    @contextlib.contextmanager
-    def _feeding(self) -> Iterator[None]:
-        ingestion = Ingestion(self._store, self._buffer, vocab_size=self._config.model.vocab_size)
-        self._ingestion = IngestionThread(ingestion)
+    def _start_ingestion(self) -> None:
+        """Only behind the last step record: rows of a step to be replayed must not be judged by an older clock."""
+        if self._ingestion is None:
+            ingestion = Ingestion(self._store, self._buffer, vocab_size=self._config.model.vocab_size)
+            self._ingestion = IngestionThread(ingestion)
+            self._ingestion.worker.start()
+
+    def _start_preparation(self) -> None:
+        assert self._ingestion is not None
         preparer = Preparer(
             self._store, self._config, self._buffer, self._trainer, self._counts, incarnation=self._incarnation
         )
         self._preparation = PreparationThread(preparer, self._ingestion.arrived)
-        self._ingestion.worker.start()
         self._preparation.worker.start()
-        try:
-            yield
-        finally:
-            self._preparation.worker.stop()
-            self._ingestion.worker.stop()
+
+    def _stop_feeding(self) -> None:
+        for thread in (self._preparation, self._ingestion):
+            if thread is not None:
+                thread.worker.stop()
 
     def _train(self) -> None:
         assert self._preparation is not None

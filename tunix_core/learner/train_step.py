@@ -118,7 +118,7 @@ def _update(
     )
     loss = jax.lax.psum(loss, WINDOW_AXES)
     gradient = jax.lax.psum(gradient, WINDOW_AXES)
-    norm = optax.global_norm(gradient)
+    norm = optax.tree.norm(gradient)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     # A sum of squares is finite only where every entry is.

@@ -35,7 +35,8 @@ _FAILURES = (OSError, HttpError, requests.RequestException, aiohttp.ClientError,
 
 
 class _Body(io.BytesIO):
-    """A request's body (aiohttp sends bytes above 1 MiB only with a warning); a retry needs it open."""
+    """A request's body (aiohttp sends bytes above 1 MiB only with a warning); where it closes
+    what it has sent, a retry still needs it open."""
 
     def close(self) -> None:
         self.seek(0)

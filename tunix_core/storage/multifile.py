@@ -80,7 +80,7 @@ def read_manifest(store: ObjectStore, folder: str) -> dict[str, Any]:
             entry = file_entry(manifest, name)
             if not entry.key.startswith(folder):
                 raise CorruptObject(f"{folder}{paths.MANIFEST}: file {name!r} lies outside the object: {entry.key!r}")
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise CorruptObject(f"{folder}{paths.MANIFEST}: malformed file table ({error!r})") from error
     return manifest
 
@@ -151,7 +151,7 @@ def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
     for name, tensor in tensors.items():
         if not isinstance(tensor, np.ndarray):
             raise DataError(f"tensor {name}: received a {type(tensor).__name__}, accepted a NumPy array")
-    return safetensors.numpy.save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)})
+    return safetensors.numpy.save({name: np.asarray(tensors[name], order="C") for name in sorted(tensors)})
 
 
 def decode_tensors(data: bytes, what: str) -> dict[str, np.ndarray]:

@@ -88,6 +88,10 @@ _DICTIONARY = [
 ]
 
 
+_STATISTICS = [f.name for f in SCHEMA if not pa.types.is_nested(f.type) and f.name not in ("messages", "content_hash")]
+"""Minima and maxima let a query skip shards; those of long texts would be stored whole, three times over."""
+
+
 def content_hash(
     tokens: np.ndarray,
     loss_mask: np.ndarray,
@@ -130,6 +134,7 @@ def encode(trajectories: Sequence[Trajectory], *, metadata: Mapping[str, str] | 
         use_dictionary=_DICTIONARY,
         use_byte_stream_split=["behavior_logprobs.list.element"],
         write_page_checksum=True,
+        write_statistics=_STATISTICS,
     )
     return bytes(sink.getvalue())
 
@@ -155,6 +160,11 @@ def _column(field: pa.Field, trajectories: Sequence[Trajectory]) -> pa.Array:
             for t in trajectories
         ]
         return pa.array(hashes, field.type)
+    if name in ("policy_version_min", "policy_version_max"):
+        aligned = [len(t.loss_mask) == len(t.token_policy_version) for t in trajectories]
+        return pa.array(
+            [getattr(t, name) if ok else -1 for t, ok in zip(trajectories, aligned, strict=True)], field.type
+        )
     return pa.array([getattr(t, name) for t in trajectories], field.type)
 
 

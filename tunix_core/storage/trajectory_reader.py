@@ -124,8 +124,9 @@ class TrajectoryReader:
         found = map_requests(self._store, lambda name: self._find(name, cursors[name]), live)
         queues: list[collections.deque[paths.ShardName]] = []
         for name, (names, alarm) in zip(live, found, strict=True):
-            alarms.pop(name, None)
-            if alarm:
+            if names or cursors[name].closed:
+                alarms.pop(name, None)
+            if alarm:  # stands until the missing shard turns up: most polls look too briefly to see it again
                 alarms[name] = alarm
             self._idle_polls[name] = 0 if names else self._idle_polls[name] + 1
             queues.append(collections.deque(names))
