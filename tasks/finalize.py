@@ -33,7 +33,10 @@ def _full_buffer_rate(task: Task, version: int) -> float:
     enable_compilation_cache()
     tensors, _ = PolicyStore(task.store).load(version)
     rate = measure(task.store, task.config, tensors, seconds=FULL_BUFFER_SECONDS)
-    task.log(f"full buffer: {rate.tokens_per_second:.0f} tokens/s over {rate.num_steps} steps, {rate.seconds:.1f} s")
+    task.log(
+        f"full buffer: {rate.tokens_per_second:.0f} tokens/s ({rate.lowest:.0f} to {rate.highest:.0f}) "
+        f"over {rate.num_steps} steps, {rate.seconds:.1f} s"
+    )
     return rate.tokens_per_second
 
 

@@ -152,7 +152,7 @@ def test_an_interval_is_every_hour_that_it_overlaps(run):
 @pytest.mark.parametrize(
     ("start", "end", "field"),
     [
-        (dt.datetime(2027, 1, 1), utc("2027-01-02"), "start"),  # noqa: DTZ001
+        (dt.datetime(2027, 1, 1), utc("2027-01-02"), "start"),
         (utc("2027-01-02"), utc("2027-01-02"), "end"),
         (utc("2027-01-02"), utc("2029-01-02"), "end"),
     ],

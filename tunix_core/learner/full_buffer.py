@@ -27,12 +27,17 @@ NUM_WARM_UP_STEPS = 2
 
 
 class FullBufferRate(NamedTuple):
-    """What was measured."""
+    """Real tokens of trajectories, padding excluded, over wall time; over several rounds."""
 
     tokens_per_second: float
-    """Real tokens of trajectories, padding excluded, over wall time."""
+    """The rounds' median."""
+    lowest: float
+    highest: float
     num_steps: int
+    """Of all rounds, warm-up excluded."""
     seconds: float
+    cpu_seconds: float
+    """Of this process in that time. Well below `seconds`: others used the machine, and the rate is too low."""
 
 
 def measure(
@@ -41,12 +46,15 @@ def measure(
     tensors: Mapping[str, np.ndarray],
     *,
     seconds: float,
+    num_rounds: int = 3,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> FullBufferRate:
-    """Train on the run's last batches over and over for `seconds`, the first two steps not counted.
+    """Train on the run's last batches over and over; the first two steps are not counted.
 
     Args:
         tensors: any weights of the run; they are thrown away.
+        seconds: of all rounds together; a round ends with the step that passes its share.
+        num_rounds: so that a hiccup of the machine spoils one round, not the figure.
 
     Raises:
         DataError: the run has no steps.
@@ -55,24 +63,35 @@ def measure(
     if not records:
         raise DataError("step records: found none, accepted at least one. Measure a run that has trained.")
     fetch = RowFetcher(store)
-    batches = [batch_of_record(record, fetch, config.learner.window_tokens) for record in records]
+    batches = itertools.cycle([batch_of_record(record, fetch, config.learner.window_tokens) for record in records])
     counts = window_counts(config)
     trainer = DecoderTrainer(config)
     trainer.compile(counts[-1])
     reference = trainer.reference(tensors)
     state = trainer.initial_state(tensors)
-    num_tokens = num_steps = 0
-    started = monotonic()
-    for number, batch in enumerate(itertools.cycle(batches)):
+
+    def step() -> int:
+        nonlocal state
+        batch = next(batches)
         host = assemble(batch.groups, batch.clock, counts, config.learner.window_tokens)
         state, metrics = trainer.step(state, reference, trainer.put(host.arrays), host.denominator)
         float(metrics["loss"])  # blocks until the device is done
-        if number < NUM_WARM_UP_STEPS:
-            started = monotonic()
-            continue
-        num_tokens += host.num_tokens
-        num_steps += 1
-        if monotonic() - started >= seconds:
-            break
-    elapsed = monotonic() - started
-    return FullBufferRate(num_tokens / elapsed, num_steps, elapsed)
+        return host.num_tokens
+
+    for _ in range(NUM_WARM_UP_STEPS):
+        step()
+    rates, num_steps, begun, cpu_begun = [], 0, monotonic(), time.process_time()
+    for _ in range(num_rounds):
+        num_tokens, started = 0, monotonic()
+        while num_tokens == 0 or monotonic() - started < seconds / num_rounds:
+            num_tokens += step()
+            num_steps += 1
+        rates.append(num_tokens / (monotonic() - started))
+    return FullBufferRate(
+        tokens_per_second=float(np.median(rates)),
+        lowest=min(rates),
+        highest=max(rates),
+        num_steps=num_steps,
+        seconds=monotonic() - begun,
+        cpu_seconds=time.process_time() - cpu_begun,
+    )

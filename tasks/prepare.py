@@ -1,0 +1,47 @@
+"""Opens a run without Airflow: writes `run.json`, from which every process of the run starts.
+
+    python -m tasks.prepare --run URI --recipe lookup --set learner.num_steps=20
+
+The same run again is fine; another configuration in the same directory is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tunix_core import paths
+from tunix_core.config import load_recipe, parse_overrides
+from tunix_core.errors import ConfigError, TunixError
+from tunix_core.storage.run_directory import create_run
+from tunix_core.storage.store import open_store
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tasks.prepare", description=__doc__)
+    parser.add_argument("--run", required=True, help="URI of the run directory")
+    parser.add_argument("--recipe", default="lookup", help="a shipped recipe or a .toml file (%(default)s)")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="repeatable")
+    parser.add_argument("--name", help="name of the run; by default the last part of its URI")
+    arguments = parser.parse_args(argv)
+    try:
+        store = open_store(arguments.run)
+        name = paths.name("--name", arguments.name or _last_part(store.uri))
+        create_run(store, load_recipe(arguments.recipe, parse_overrides(arguments.set)), run_id=name)
+    except TunixError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"{store.uri}: {paths.RUN} is there")
+    return 0
+
+
+def _last_part(uri: str) -> str:
+    _, _, path = uri.partition("://")
+    last = path.rstrip("/").rsplit("/", 1)[-1]
+    if not last:
+        raise ConfigError("--run", uri, "a URI with a last part", "Name the run with --name.")
+    return last.lower()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
