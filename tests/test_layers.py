@@ -34,7 +34,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         SCIENCE | STORAGE | JAX,
         {"rl", "distributed", "models", "storage", "data", "environments"},
     ),
-    "tunix_core.console": (SCIENCE | STORAGE | {"rich", "matplotlib"}, {"storage", "evaluation", "environments", "rl"}),
+    "tunix_core.console": (SCIENCE | STORAGE | {"rich"}, {"storage", "evaluation", "environments", "rl"}),
     "tasks": (
         SCIENCE | STORAGE | JAX,
         {"rl", "distributed", "models", "storage", "data", "environments", "learner", "actor", "evaluation", "console"},
