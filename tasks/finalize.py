@@ -7,6 +7,7 @@ Writes `reports/summary.json` and `reports/report.html`. Done again, it evaluate
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -32,7 +33,7 @@ def _full_buffer_rate(task: Task, version: int) -> float:
 
     enable_compilation_cache()
     tensors, _ = PolicyStore(task.store).load(version)
-    rate = measure(task.store, task.config, tensors, seconds=FULL_BUFFER_SECONDS)
+    rate = measure(task.store, task.config, tensors, seconds=task.arguments.full_buffer_seconds)
     task.log(
         f"full buffer: {rate.tokens_per_second:.0f} tokens/s ({rate.lowest:.0f} to {rate.highest:.0f}) "
         f"over {rate.num_steps} steps, {rate.seconds:.1f} s"
@@ -77,8 +78,17 @@ def _finalize(task: Task) -> None:
     )
 
 
+def _configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--full-buffer-seconds",
+        type=float,
+        default=FULL_BUFFER_SECONDS,
+        help="how long the learner's rate from a full buffer is measured (%(default)s)",
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
-    return run_task("finalize", _finalize, argv)
+    return run_task("finalize", _finalize, argv, configure=_configure)
 
 
 if __name__ == "__main__":

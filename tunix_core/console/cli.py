@@ -66,11 +66,14 @@ def list_trajectories(store: ObjectStore, console: Console, limit: int, success:
     """The newest trajectories, a line each."""
     table = Table("trajectory", "version", "reward", "turns", "tokens", "finish")
     shown = 0
-    for _, rows in _shards(store):
+    for key, rows in _shards(store):
         for row in range(rows.num_rows):
-            trajectory = rows.trajectory(row)
             if shown == limit:
                 break
+            if row in rows.faults:
+                print(f"{key} row {row}: {rows.faults[row]}", file=sys.stderr)
+                continue
+            trajectory = rows.trajectory(row)
             if success is not None and (trajectory.reward >= 1) != success:
                 continue
             shown += 1
