@@ -7,6 +7,8 @@ from tunix_core.actor.sampling import request_key
 from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.tokenizer import ByteTokenizer
 
+pytestmark = pytest.mark.slow  # compiles many shapes: minutes on two cores
+
 PROMPTS = [[256, 65, 66, 257], [256, 67, 257], [256, *range(70, 82), 257], [256, 90, 91, 92, 93, 94, 257]]
 ANSWERS = [[257, 48, 257], [49, 50, 51, 52, 53, 54, 257], [55], [56, 57, 257]]
 
