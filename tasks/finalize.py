@@ -48,9 +48,10 @@ def _finalize(task: Task) -> None:
     cpus = set(task.config.launcher.learner_cpus) & os.sched_getaffinity(0)
     if cpus:
         os.sched_setaffinity(0, cpus)  # before JAX counts the CPUs
-    rate = _full_buffer_rate(task, versions[-1])
+    # First what a run is for: were this process killed while it measures, the evaluations are there.
     before, after = (evaluate_held_out(task, version) for version in (versions[0], versions[-1]))
     task.log(f"held-out success {before.success.value:.3f} -> {after.success.value:.3f}")
+    rate = _full_buffer_rate(task, versions[-1])
     audit = audit_run(task.store, max_staleness=task.config.staleness.max_staleness)
     summary = build_summary(
         task.store,

@@ -112,12 +112,13 @@ def test_faulty_rows_are_counted_and_left_out(tmp_path):
 def test_forks_of_an_episode_count_once_by_the_last(tmp_path):
     store = open_store(str(tmp_path))
     names = {"actor_id": "a", "incarnation": "i"}
-    first = make_trajectory("e0-0", group_id="g", version=1, solved=False, episode_id="e0", fork_index=0, **names)
-    last = make_trajectory("e0-1", group_id="g", version=1, solved=True, episode_id="e0", fork_index=1, **names)
+    first = make_trajectory("e0-0", group_id="g", version=1, solved=True, episode_id="e0", fork_index=0, **names)
+    last = make_trajectory("e0-1", group_id="g", version=1, solved=False, episode_id="e0", fork_index=1, **names)
     TrajectoryWriter(store, **names, clock=lambda: START).write([last, first])
     row = evaluate_hour(store, HOUR).table.to_pylist()[0]
     assert (row["num_episodes"], row["num_trajectories"]) == (1, 2)
-    assert row["success_share"] == 1.0
+    assert (row["success_share"], row["mean_reward"], row["truncated_share"]) == (0.0, 0.0, 1.0)
+    assert (row["mean_turns"], row["num_tool_calls"], row["tool_ok_share"]) == (2.0, 1, 0.0)
     assert row["num_tokens"] == first.num_tokens + last.num_tokens
 
 
