@@ -32,7 +32,7 @@ TEST_ARGS ?=
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help install demo up down test lint format bench docs-check lock clean
+.PHONY: help install demo up down test test-slow lint format bench docs-check lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -60,6 +60,9 @@ down: install  ## Stop the Airflow service and everything it started.
 
 test: install  ## The test suite, with the coverage of tunix_core.
 	$(BIN)/python -m pytest -m "not slow" --cov=tunix_core --cov-report=term $(TEST_ARGS)
+
+test-slow: install  ## The slow proofs that `make test` leaves out.
+	$(BIN)/python -m pytest -m slow $(TEST_ARGS)
 
 lint: install  ## Format, lint and types; the same checks as pre-commit.
 	$(BIN)/ruff format --check .

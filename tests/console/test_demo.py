@@ -73,6 +73,13 @@ def test_the_exit_code_says_whether_the_goals_are_met(tmp_path):
     assert "goal missed: no gradient above the staleness bound" in text
 
 
+def test_a_failed_run_fails_whatever_its_summary_says(tmp_path):
+    summary = summarize(make_run(open_store(str(tmp_path / "run")), num_steps=12))
+    code, text = conclude(tmp_path, "failed", summary)
+    assert code not in (0, demo.EXIT_GOALS_MISSED)
+    assert "the run ended as failed" in text
+
+
 def test_a_run_that_failed_shows_the_failed_task_and_its_last_words(tmp_path):
     code, text = conclude(tmp_path, "failed", None, {("learner", -1): "failed", ("actors", 0): "success"})
     assert code not in (0, demo.EXIT_GOALS_MISSED)
@@ -84,6 +91,8 @@ def test_summary_and_report_are_copied(tmp_path):
     made = demo.Demo(options(tmp_path), Console(file=io.StringIO()))
     made._run_uri = str(tmp_path / "run")
     store = open_store(made._run_uri)
+    assert made._collect() is None, "a run that failed early has none"
+    assert not (tmp_path / "reports").exists(), "a report of an earlier run would be mistaken for this one's"
     store.put("reports/summary.json", json.dumps({"seed": 3}).encode())
     store.put("reports/report.html", b"<html>")
     assert made._collect() == {"seed": 3}

@@ -28,7 +28,7 @@ from tunix_core.console.airflow_client import AirflowClient, AirflowError
 from tunix_core.console.emulator import Emulator, start_fake_gcs
 from tunix_core.console.live import RunView, render
 from tunix_core.console.service import AirflowService, default_options
-from tunix_core.errors import EXIT_UNEXPECTED, TunixError
+from tunix_core.errors import EXIT_UNEXPECTED, ObjectMissing, TunixError
 from tunix_core.evaluation.summary import goals
 from tunix_core.storage.process_table import stop_run
 from tunix_core.storage.store import join_uri, open_store
@@ -87,8 +87,7 @@ class Demo:
         try:
             client, run_id = self._start()
             state = self._watch(client, run_id)
-            summary = self._collect() if state == "success" else None
-            code = self._conclude(client, run_id, state, summary)
+            code = self._conclude(client, run_id, state, self._collect())
             if self._options.keep_up and self._console.is_terminal:
                 self._wait_for_interrupt()
             return code
@@ -157,18 +156,23 @@ class Demo:
         except AirflowError:
             return state
 
-    def _collect(self) -> dict[str, Any]:
-        """Copy summary and report out of the run directory."""
+    def _collect(self) -> dict[str, Any] | None:
+        """Copy summary and report out of the run directory; None where a failed run has none."""
         store = open_store(self._run_uri)
         folder = self._options.reports
+        try:
+            files = {name: store.get(paths.REPORTS + name) for name in ("summary.json", "report.html")}
+        except ObjectMissing:
+            return None
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("summary.json", "report.html"):
-            (folder / name).write_bytes(store.get(paths.REPORTS + name))
-        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        self._console.print(f"report: {folder / 'report.html'}")
+        summary: dict[str, Any] = json.loads(files["summary.json"])
         return summary
 
     def _conclude(self, client: AirflowClient, run_id: str, state: str, summary: dict[str, Any] | None) -> int:
-        if summary is None:
+        if state != "success" or summary is None:
             failed = [f"{name} {value}" for name, value in self._tasks.items() if value not in ("success", None)]
             self._console.print(f"the run ended as {state}: {', '.join(failed)}", style="bold red")
             for (task, index), value in client.task_states(DAG_ID, run_id).items():
@@ -178,7 +182,6 @@ class Demo:
             return EXIT_UNEXPECTED
         missed = [text for text, met in goals(summary) if not met]
         self._console.print(_summary_table(summary))
-        self._console.print(f"report: {self._options.reports / 'report.html'}")
         for text in missed:
             self._console.print(f"goal missed: {text}", style="bold red")
         return EXIT_GOALS_MISSED if missed else 0
