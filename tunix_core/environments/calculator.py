@@ -12,13 +12,7 @@ import random
 import re
 from typing import NamedTuple
 
-from tunix_core.config import EnvironmentConfig
-from tunix_core.environments.base import Observation, StepResult, ToolWeather, draw_instance
-from tunix_core.errors import EnvironmentFailure
-
-_CALL = re.compile(r"calc (\d{1,12})([+*-])(\d{1,12})")
-_ANSWER = re.compile(r"= (-?\d+)")
-NOT_UNDERSTOOD = "?"
+from tunix_core.environments.single_tool import SingleTool
 
 
 class CalculatorTask(NamedTuple):
@@ -28,58 +22,32 @@ class CalculatorTask(NamedTuple):
     right: int
 
 
-class Calculator:
-    """Reward 1 for `= <sum>` exactly; any answer ends the episode."""
+class Calculator(SingleTool[CalculatorTask]):
+    """Answers are `= <sum>`."""
 
     name = "calculator"
-
-    def __init__(self, config: EnvironmentConfig, *, latency: bool = True, weather_seed: int = 0) -> None:
-        self._config = config
-        self._weather = ToolWeather(config, weather_seed, latency=latency)
-        self._task: CalculatorTask | None = None
-        self._malformed = 0
-        self._calls = 0
-
-    def task(self, seed: int) -> CalculatorTask:
-        """The instance that `seed` names."""
-        return draw_instance(seed, self._draw)
+    tool_name = "calc"
+    call = re.compile(r"calc (\d{1,12})([+*-])(\d{1,12})")
+    answer = re.compile(r"= (-?\d+)")
 
     def _draw(self, rng: random.Random) -> CalculatorTask:
         limit = 10**self._config.num_digits
         return CalculatorTask(rng.randrange(limit // 10, limit), rng.randrange(limit // 10, limit))
 
-    async def reset(self, seed: int) -> Observation:
-        self._task = self.task(seed)
-        self._malformed = self._calls = 0
-        return Observation(f"{self._task.left}+{self._task.right}")
+    def _question(self, task: CalculatorTask) -> str:
+        return f"{task.left}+{task.right}"
 
-    async def step(self, text: str) -> StepResult:
-        if self._task is None:
-            raise EnvironmentFailure("calculator: step before reset")
-        answer = _ANSWER.fullmatch(text)
-        if answer:
-            reward = float(answer[1] == str(self._task.left + self._task.right))
-            return StepResult("", reward, True, "", True, self._components(reward), 0.0)
-        call = _CALL.fullmatch(text)
-        if not call:
-            self._malformed += 1
-            return StepResult(NOT_UNDERSTOOD, 0.0, False, "", False, self._components(0.0), 0.0)
-        self._calls += 1
-        seconds = await self._weather.call()
-        result = _calculate(int(call[1]), call[2], int(call[3]))
-        return StepResult(str(result), 0.0, False, "calc", True, self._components(0.0), seconds)
+    def _solution(self, task: CalculatorTask) -> str:
+        return str(task.left + task.right)
 
-    def _components(self, answer: float) -> dict[str, float]:
-        return {"answer": answer, "malformed_calls": float(self._malformed), "tool_calls": float(self._calls)}
+    def _use_tool(self, task: CalculatorTask, call: re.Match[str]) -> str:
+        del task  # it calculates whatever it is asked
+        return str(_calculate(int(call[1]), call[2], int(call[3])))
 
     def demonstration(self, seed: int) -> list[tuple[str, str]]:
         task = self.task(seed)
-        return [
-            ("prompt", f"{task.left}+{task.right}"),
-            ("policy", f"calc {task.left}+{task.right}"),
-            ("tool", str(task.left + task.right)),
-            ("policy", f"= {task.left + task.right}"),
-        ]
+        question, solution = self._question(task), self._solution(task)
+        return [("prompt", question), ("policy", f"calc {question}"), ("tool", solution), ("policy", f"= {solution}")]
 
 
 def _calculate(left: int, operator: str, right: int) -> int:

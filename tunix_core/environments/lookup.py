@@ -15,13 +15,7 @@ import re
 import string
 from typing import NamedTuple
 
-from tunix_core.config import EnvironmentConfig
-from tunix_core.environments.base import Observation, StepResult, ToolWeather, draw_instance
-from tunix_core.errors import EnvironmentFailure
-
-_CALL = re.compile(r"get ([a-z])")
-_ANSWER = re.compile(r"= (\d+)")
-NOT_UNDERSTOOD = "?"
+from tunix_core.environments.single_tool import SingleTool
 
 
 class LookupTask(NamedTuple):
@@ -32,65 +26,32 @@ class LookupTask(NamedTuple):
     value: str
 
 
-class Lookup:
-    """Reward 1 for `= <value>` exactly; any answer ends the episode."""
+class Lookup(SingleTool[LookupTask]):
+    """Answers are `= <value>`."""
 
     name = "lookup"
-
-    def __init__(self, config: EnvironmentConfig, *, latency: bool = True, weather_seed: int = 0) -> None:
-        self._config = config
-        self._keys = string.ascii_lowercase[: config.num_keys]
-        self._weather = ToolWeather(config, weather_seed, latency=latency)
-        self._task: LookupTask | None = None
-        self._malformed = 0
-        self._calls = 0
-
-    def task(self, seed: int) -> LookupTask:
-        """The instance that `seed` names."""
-        return draw_instance(seed, self._draw)
+    tool_name = "get"
+    call = re.compile(r"get ([a-z])")
+    answer = re.compile(r"= (\d+)")
 
     def _draw(self, rng: random.Random) -> LookupTask:
-        first, second = rng.sample(self._keys, 2)
+        first, second = rng.sample(string.ascii_lowercase[: self._config.num_keys], 2)
         digits = self._config.num_digits
         return LookupTask(first, second, f"{rng.randrange(10**digits):0{digits}d}")
 
-    async def reset(self, seed: int) -> Observation:
-        self._task = self.task(seed)
-        self._malformed = self._calls = 0
-        return Observation(f"find {self._task.first_key}")
+    def _question(self, task: LookupTask) -> str:
+        return f"find {task.first_key}"
 
-    async def step(self, text: str) -> StepResult:
-        if self._task is None:
-            raise EnvironmentFailure("lookup: step before reset")
-        answer = _ANSWER.fullmatch(text)
-        if answer:
-            reward = float(answer[1] == self._task.value)
-            return StepResult("", reward, True, "", True, self._components(reward), 0.0)
-        call = _CALL.fullmatch(text)
-        if not call:
-            self._malformed += 1
-            return StepResult(NOT_UNDERSTOOD, 0.0, False, "", False, self._components(0.0), 0.0)
-        self._calls += 1
-        seconds = await self._weather.call()
-        table = {self._task.first_key: self._task.second_key, self._task.second_key: self._task.value}
-        found = table.get(call[1])
-        return StepResult(
-            found if found is not None else NOT_UNDERSTOOD,
-            0.0,
-            False,
-            "get",
-            found is not None,
-            self._components(0.0),
-            seconds,
-        )
+    def _solution(self, task: LookupTask) -> str:
+        return task.value
 
-    def _components(self, answer: float) -> dict[str, float]:
-        return {"answer": answer, "malformed_calls": float(self._malformed), "tool_calls": float(self._calls)}
+    def _use_tool(self, task: LookupTask, call: re.Match[str]) -> str | None:
+        return {task.first_key: task.second_key, task.second_key: task.value}.get(call[1])
 
     def demonstration(self, seed: int) -> list[tuple[str, str]]:
         task = self.task(seed)
         return [
-            ("prompt", f"find {task.first_key}"),
+            ("prompt", self._question(task)),
             ("policy", f"get {task.first_key}"),
             ("tool", task.second_key),
             ("policy", f"get {task.second_key}"),
