@@ -15,7 +15,7 @@ SCIENCE = {"numpy"}
 JAX = {"jax", "jaxlib", "flax", "optax", "orbax"}
 STORAGE = {"pyarrow", "fsspec", "gcsfs", "safetensors", "aiohttp", "requests"}
 
-BASE = {"types", "errors", "config", "paths", "metrics", "tokenizer", "processes"}
+BASE = {"types", "errors", "config", "paths", "metrics", "tokenizer", "processes", "threads"}
 """Modules directly in tunix_core: standard library and NumPy."""
 
 # Package -> (third-party modules, packages of the project) that it may import. A package may always

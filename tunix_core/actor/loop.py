@@ -105,11 +105,13 @@ class Actor:
             metrics=MetricFiles(self._store, self._recorder, incarnation=self._incarnation),
             progress=self.progress,
         )
-        self._delivery.start()
-        self._poller.start()
+        workers = (self._delivery.worker, self._poller.worker)
+        for worker in workers:
+            worker.start()
         asyncio.run(self._play())
-        self._delivery.join()
-        self._poller.join()
+        for worker in workers:
+            worker.stop(None)
+            worker.check()
         if not self._poller.stop_requested:
             raise Interrupted(f"{self._process}: stopped by a signal; complete groups are written")
 
@@ -142,8 +144,8 @@ class Actor:
             self._finished,
         )
         while not (self._poller.stop_requested or self._interrupted.is_set()):
-            self._delivery.check()
-            self._poller.check()
+            self._delivery.worker.check()
+            self._poller.worker.check()
             self._swap()
             self._settle()
             self._admit(scheduler)

@@ -17,7 +17,7 @@ from typing import Any
 from tunix_core.actor.dispatch import Params, device_parameters
 from tunix_core.actor.groups import Group
 from tunix_core.config import ModelConfig, RunConfig
-from tunix_core.errors import Fenced, ObjectMissing, StoreError
+from tunix_core.errors import ObjectMissing, StoreError
 from tunix_core.models.decoder import unflatten_parameters
 from tunix_core.rl.pacing import share
 from tunix_core.storage.control import LearnerSignal, read_learner_signal, read_stop, write_heartbeat
@@ -26,6 +26,7 @@ from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.store import ObjectStore
 from tunix_core.storage.task_blocks import TaskBlock, TaskBlocks
 from tunix_core.storage.trajectory_writer import TrajectoryWriter
+from tunix_core.threads import Worker
 
 HEARTBEAT_SECONDS = 1.0
 METRICS_SECONDS = 2.0
@@ -62,39 +63,7 @@ def admission(signal: LearnerSignal | None, incarnation: str) -> Admission:
     )
 
 
-class _Thread:
-    """A daemon whose first error is raised where `check` is called."""
-
-    def __init__(self, name: str) -> None:
-        self._stopping = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise what ended the thread, if something did."""
-        if self._error is not None:
-            raise self._error
-
-    def join(self) -> None:
-        """Let it finish, and raise what it raised."""
-        self._stopping.set()
-        self._thread.join()
-        self.check()
-
-    def _guarded(self) -> None:
-        try:
-            self._run()
-        except BaseException as error:
-            self._error = error
-
-    def _run(self) -> None:
-        raise AssertionError("a subclass runs something")
-
-
-class Poller(_Thread):
+class Poller:
     """The polling thread. Public fields are replaced whole, so the loop reads them without a lock."""
 
     def __init__(
@@ -108,7 +77,7 @@ class Poller(_Thread):
         metrics: MetricFiles,
         progress: Callable[[], Mapping[str, Any]],
     ) -> None:
-        super().__init__("poller")
+        self.worker = Worker("poller", self._run)
         self._store = store
         self._config = config
         self._process = process
@@ -148,9 +117,9 @@ class Poller(_Thread):
             weights, self._weights = self._weights, None
         return weights
 
-    def _run(self) -> None:
+    def _run(self, stop: threading.Event) -> None:
         due_poll = due_beat = due_metrics = 0.0
-        while not self._stopping.is_set():
+        while not stop.is_set():
             now = time.monotonic()
             try:
                 if now >= due_beat:
@@ -162,11 +131,9 @@ class Poller(_Thread):
                 if now >= due_metrics:
                     due_metrics = now + METRICS_SECONDS
                     self._metrics.flush()
-            except StoreError as error:
-                if isinstance(error, Fenced):
-                    raise
+            except StoreError:
                 self.num_store_errors += 1  # the next tick is the retry
-            self._stopping.wait(max(0.01, min(due_poll, due_beat) - time.monotonic()))
+            stop.wait(max(0.01, min(due_poll, due_beat) - time.monotonic()))
         self.beat()
         self._metrics.flush()
 
@@ -193,11 +160,11 @@ class Poller(_Thread):
             self._loaded_version = current.version
 
 
-class Delivery(_Thread):
+class Delivery:
     """The delivery thread: commits shards of whole groups, in order, however long the store takes."""
 
     def __init__(self, writer: TrajectoryWriter) -> None:
-        super().__init__("delivery")
+        self.worker = Worker("delivery", self._run)
         self._writer = writer
         self._outbox: queue.SimpleQueue[list[Group]] = queue.SimpleQueue()
         self._unread: list[tuple[int, int]] = []
@@ -224,12 +191,12 @@ class Delivery(_Thread):
             self._unread = [(sequence, count) for sequence, count in self._unread if sequence >= cursor]
             return self._num_queued + sum(count for _, count in self._unread)
 
-    def _run(self) -> None:
+    def _run(self, stop: threading.Event) -> None:
         while True:
             try:
                 groups = self._outbox.get(timeout=0.05)
             except queue.Empty:
-                if self._stopping.is_set():
+                if stop.is_set():
                     break
                 continue
             self._commit(groups)
@@ -241,9 +208,7 @@ class Delivery(_Thread):
             try:
                 self._writer.write(rows)
                 break
-            except StoreError as error:
-                if isinstance(error, Fenced):
-                    raise
+            except StoreError:
                 self.num_store_errors += 1
                 time.sleep(RETRY_SECONDS)
         with self._lock:

@@ -26,7 +26,6 @@ from tunix_core.learner.batches import HostBatch
 from tunix_core.learner.pipeline import IngestionThread, PreparationThread, Prepared, Preparer
 from tunix_core.learner.pulse import Pulse
 from tunix_core.learner.reporting import step_row
-from tunix_core.learner.threads import LatestJob, Worker
 from tunix_core.learner.totals import BusyMeter, Totals
 from tunix_core.learner.trainer import Trainer
 from tunix_core.metrics import MetricRecorder
@@ -36,6 +35,7 @@ from tunix_core.storage.metrics_files import MetricFiles
 from tunix_core.storage.snapshots import SnapshotStore
 from tunix_core.storage.step_records import read_steps
 from tunix_core.storage.store import ObjectStore
+from tunix_core.threads import LatestJob, Worker
 
 _WAIT_SECONDS = 0.1
 _SNAPSHOT_WHILE_WAITING_SECONDS = 1.0

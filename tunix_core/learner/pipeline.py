@@ -22,11 +22,11 @@ from tunix_core.data.ingestion import Ingestion
 from tunix_core.data.packing import fit_groups
 from tunix_core.errors import StoreError
 from tunix_core.learner.batches import HostBatch, assemble, step_record
-from tunix_core.learner.threads import Worker, with_retries
 from tunix_core.learner.trainer import Trainer
 from tunix_core.rl.pacing import Throttle
 from tunix_core.storage.step_records import write_step
 from tunix_core.storage.store import ObjectStore
+from tunix_core.threads import Worker, with_retries
 
 INGEST_POLL_SECONDS = 0.05
 PREPARE_POLL_SECONDS = 0.05

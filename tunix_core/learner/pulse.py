@@ -16,12 +16,12 @@ from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.liveness import Liveness
 from tunix_core.errors import StoreError
-from tunix_core.learner.threads import Worker
 from tunix_core.rl.pacing import TargetController, admission_open, capacity_groups
 from tunix_core.storage.control import LearnerSignal, StopRequest, read_stop, write_heartbeat, write_learner_signal
 from tunix_core.storage.metrics_files import MetricFiles
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.store import ObjectStore
+from tunix_core.threads import Worker
 
 HEARTBEAT_SECONDS = 1.0
 FLUSH_SECONDS = 2.0

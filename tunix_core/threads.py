@@ -1,4 +1,4 @@
-"""Threads of the learner that report their failures: none dies unseen, none keeps the process alive."""
+"""Threads that report their failures: none dies unseen, none keeps the process alive."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Worker:
         if self._error is not None:
             raise self._error
 
-    def stop(self, timeout_seconds: float = 30.0) -> None:
-        """Ask it to end and wait."""
+    def stop(self, timeout_seconds: float | None = 30.0) -> None:
+        """Ask it to end and wait; None: however long it takes."""
         self.stopping.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
