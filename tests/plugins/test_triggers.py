@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 from typing import Any
 
 import pytest
 from airflow.sdk.module_loading import import_string
 
 from plugins.triggers import ProcessTrigger
+from tests.support.processes import running_record
 from tunix_core.errors import StoreError
-from tunix_core.processes import identify
 from tunix_core.storage import control
 from tunix_core.storage.control import ProcessRecord
 from tunix_core.storage.store import ObjectStore
@@ -21,17 +20,7 @@ from tunix_core.storage.store import ObjectStore
 @pytest.fixture
 def record(store: ObjectStore) -> ProcessRecord:
     """A running `learner`: this very process."""
-    me = identify(os.getpid())
-    record = ProcessRecord(
-        process="learner",
-        submission_key="key",
-        attempt=1,
-        host=me.host,
-        boot_id=me.boot_id,
-        pid=me.pid,
-        pid_start=me.pid_start,
-        state="running",
-    )
+    record = running_record()
     control.create_process(store, record)
     return record
 

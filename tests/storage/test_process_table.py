@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import running_record
 from tunix_core.errors import Fenced
-from tunix_core.processes import identify
 from tunix_core.storage import control, process_table
-from tunix_core.storage.control import ProcessRecord
 from tunix_core.storage.process_table import ProcessObserver, StillRunning, claim, publish, stop_process, stop_run
 from tunix_core.storage.store import ObjectStore, open_store
 
@@ -20,21 +18,6 @@ from tunix_core.storage.store import ObjectStore, open_store
 @pytest.fixture
 def store(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path / "run"))
-
-
-def record(**fields: object) -> ProcessRecord:
-    me = identify(os.getpid())
-    base = ProcessRecord(
-        process="learner",
-        submission_key="key",
-        attempt=1,
-        host=me.host,
-        boot_id=me.boot_id,
-        pid=me.pid,
-        pid_start=me.pid_start,
-        state="running",
-    )
-    return dataclasses.replace(base, **fields)
 
 
 def test_a_first_claim_and_its_takeover(store: ObjectStore) -> None:
@@ -48,7 +31,7 @@ def test_a_first_claim_and_its_takeover(store: ObjectStore) -> None:
 
 
 def test_one_of_many_claimers_wins(store: ObjectStore) -> None:
-    control.create_process(store, record(state="exited", exit_code=1))
+    control.create_process(store, running_record(state="exited", exit_code=1))
     won = []
 
     def race(number: int) -> None:
@@ -69,24 +52,24 @@ def test_one_of_many_claimers_wins(store: ObjectStore) -> None:
 
 
 def test_a_running_process_of_another_submission_is_not_claimed(store: ObjectStore) -> None:
-    control.create_process(store, record())
+    control.create_process(store, running_record())
     with pytest.raises(StillRunning, match="'key'"):
         claim(store, "learner", "other")
 
 
 def test_a_failed_attempt_is_followed_by_the_next(store: ObjectStore) -> None:
-    control.create_process(store, record(state="exited", exit_code=1))
+    control.create_process(store, running_record(state="exited", exit_code=1))
     assert claim(store, "learner", "key").record.attempt == 2
 
 
 def test_on_this_host_the_pid_decides_at_once(store: ObjectStore) -> None:
-    control.create_process(store, record(pid_start=1))
+    control.create_process(store, running_record(pid_start=1))
     assert ProcessObserver(store, "learner", stale_seconds=1000).status().state == "lost"
     assert ProcessObserver(store, "absent").status().state == "absent"
 
 
 def test_on_another_host_only_a_record_that_stands_still_is_lost(store: ObjectStore) -> None:
-    control.create_process(store, record(host="elsewhere"))
+    control.create_process(store, running_record(host="elsewhere"))
     observer = ProcessObserver(store, "learner", stale_seconds=0.2)
     assert observer.status().state == "running"
     control.update_process(store, "learner", lambda r: r)  # renewed, whatever its clock says
@@ -98,16 +81,16 @@ def test_on_another_host_only_a_record_that_stands_still_is_lost(store: ObjectSt
 
 
 def test_only_the_recorded_attempt_may_publish(store: ObjectStore) -> None:
-    control.create_process(store, record(attempt=2))
+    control.create_process(store, running_record(attempt=2))
     with pytest.raises(Fenced, match="superseded"):
-        publish(store, record(attempt=1))
-    process_table.end(store, record(attempt=2), "stopped")
+        publish(store, running_record(attempt=1))
+    process_table.end(store, running_record(attempt=2), "stopped")
     with pytest.raises(Fenced, match="was ended: stopped"):
-        publish(store, record(attempt=2))
+        publish(store, running_record(attempt=2))
 
 
 def test_stopping_elsewhere_ends_the_record_of_that_submission_only(store: ObjectStore) -> None:
-    control.create_process(store, record(host="elsewhere"))
+    control.create_process(store, running_record(host="elsewhere"))
     assert not stop_process(store, "learner", reason="x", submission_key="other")
     assert stop_process(store, "learner", reason="x", submission_key="key")
     assert not stop_process(store, "learner", reason="x")
@@ -116,7 +99,7 @@ def test_stopping_elsewhere_ends_the_record_of_that_submission_only(store: Objec
 
 
 def test_a_run_with_nothing_left_gets_no_stop_request(store: ObjectStore) -> None:
-    control.create_process(store, record(state="exited", exit_code=0))
-    control.create_process(store, record(process="actor-0", pid_start=1))
+    control.create_process(store, running_record(state="exited", exit_code=0))
+    control.create_process(store, running_record(process="actor-0", pid_start=1))
     assert stop_run(store, reason="x", source="test") == {}
     assert control.read_stop(store) is None
