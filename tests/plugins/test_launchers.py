@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -68,9 +69,13 @@ def test_another_submission_replaces_a_running_one(
 
 
 def test_a_supervisor_that_cannot_start_is_an_error_and_no_running_process(
-    store: ObjectStore, spec: LaunchSpec, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, spec: LaunchSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    # Found before the real one, whether that is in a checkout or installed.
+    (tmp_path / "broken" / "tasks").mkdir(parents=True)
+    (tmp_path / "broken" / "tasks" / "__init__.py").touch()
+    (tmp_path / "broken" / "tasks" / "supervise.py").write_text("raise SystemExit('no supervisor here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
     monkeypatch.chdir("/")
     with pytest.raises(StoreError, match="ended before it took over"):
         LocalLauncher().submit(spec)
