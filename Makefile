@@ -2,7 +2,7 @@
 #
 #   make demo [RECIPE=lookup] [SEED=0] [STORE=local|gs]     one run, start to report
 #   make up / make down                                     the Airflow service alone
-#   make test lint bench docs-check                         what CI runs, and the measurements
+#   make test chaos lint bench docs-check                   what CI runs, and the measurements
 #   make lock                                               resolve requirements.lock anew
 #
 # `make PYTHON=python3.12 …` picks another interpreter; the environment is rebuilt when it differs.
@@ -32,7 +32,7 @@ TEST_ARGS ?=
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help install demo up down test test-slow lint format bench docs-check lock clean
+.PHONY: help install demo up down test chaos lint format bench docs-check lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -61,8 +61,8 @@ down: install  ## Stop the Airflow service and everything it started.
 test: install  ## The test suite, with the coverage of tunix_core.
 	$(BIN)/python -m pytest -m "not slow" --cov=tunix_core --cov-report=term $(TEST_ARGS)
 
-test-slow: install  ## The slow proofs that `make test` leaves out.
-	$(BIN)/python -m pytest -m slow $(TEST_ARGS)
+chaos: install  ## The main job under kill -9 and without Airflow, on a folder and on an emulated bucket.
+	$(BIN)/python -m pytest -m slow -rP tests/airflow/test_main_job.py $(TEST_ARGS)
 
 lint: install  ## Format, lint and types; the same checks as pre-commit.
 	$(BIN)/ruff format --check .

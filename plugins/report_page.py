@@ -24,12 +24,18 @@ from tunix_core.storage.store import ObjectStore, open_store
 
 REFRESH_SECONDS = 5
 
-# A report quotes what models and tools wrote: nothing in it may load, send or reach the session.
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-    "script-src 'unsafe-inline'; sandbox allow-scripts",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
+}
+
+# A report quotes what models and tools wrote: nothing in it may load, send or reach the session. The state
+# page is not sandboxed: a browser would reload it without the session's cookie. It has no script.
+REPORT_HEADERS = {
+    **HEADERS,
+    "Content-Security-Policy": f"{HEADERS['Content-Security-Policy']}; script-src 'unsafe-inline'; "
+    "sandbox allow-scripts",
 }
 
 app = FastAPI(title="Tunix run reports", docs_url=None, redoc_url=None, openapi_url=None)
@@ -45,7 +51,7 @@ def report(dag_id: str, run_id: str) -> HTMLResponse:
     try:
         store, details = find_run(dag_id, run_id)
         page = read_report(store)
-        headers = HEADERS
+        headers = REPORT_HEADERS
         if page is None:
             page = state_page(store, details)
             headers = {**HEADERS, "Refresh": str(REFRESH_SECONDS)}

@@ -47,8 +47,8 @@ class ProcessTrigger(BaseTrigger):
         ends_run: bool,
         siblings: Sequence[str] = (),
         poll_seconds: float = 1.0,
-        log_seconds: float = 3.0,
-        sibling_seconds: float = 10.0,
+        log_seconds: float = 10.0,
+        sibling_seconds: float = 20.0,
     ) -> None:
         super().__init__()
         self.run_uri = run_uri

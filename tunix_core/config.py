@@ -161,8 +161,10 @@ class AlgorithmConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    learning_rate: float = 3e-4
-    warmup_steps: int = 0
+    learning_rate: float = 1e-4
+    warmup_steps: int = 10
+    """Steps over which the rate rises linearly: Adam's first steps, on two or three noisy gradients, are as
+    long as any, and can undo a weak start."""
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
@@ -204,7 +206,7 @@ class LearnerConfig:
     groups_per_batch: int = 32
     window_tokens: int = 256
     """Tokens of a packed row, W. A longer trajectory is counted overlong, never cut."""
-    windows_per_microbatch: int = 4
+    windows_per_microbatch: int = 2
     """Windows per data shard in one gradient accumulation."""
     max_windows: int = 64
     """Windows of the compiled batch, over all data shards; raised where a whole batch could need more."""
@@ -264,9 +266,11 @@ class ActorConfig:
     context_tokens: int = 96
     max_turns: int = 4
     max_turn_tokens: int = 16
+    decode_rows: int = 8
     decode_steps: int = 8
-    """Decode steps per dispatch."""
-    prefill_rows: int = 32
+    """A decode dispatch draws up to `decode_steps` tokens for up to `decode_rows` sessions (at most
+    `num_slots`). On CPU few rows waste least; an accelerator wants all slots in one dispatch."""
+    prefill_rows: int = 8
     prefill_tokens: int = 8
     """Prefill runs in chunks of `[prefill_rows, prefill_tokens]`."""
     flush_seconds: float = 0.5
@@ -287,6 +291,7 @@ class ActorConfig:
             "num_slots",
             "max_turns",
             "max_turn_tokens",
+            "decode_rows",
             "decode_steps",
             "prefill_rows",
             "prefill_tokens",

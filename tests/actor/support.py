@@ -12,6 +12,7 @@ import numpy as np
 from tunix_core.actor.engine import Engine, TurnEnd
 from tunix_core.config import ActorConfig, ModelConfig
 from tunix_core.models import decoder
+from tunix_core.tokenizer import ByteTokenizer
 
 MODEL = ModelConfig(model_width=16, num_layers=2, num_heads=2, num_kv_heads=1, head_width=8, mlp_width=16)
 ACTOR = ActorConfig(
@@ -19,16 +20,21 @@ ACTOR = ActorConfig(
     context_tokens=48,
     max_turns=3,
     max_turn_tokens=7,
+    decode_rows=4,
     decode_steps=3,
     prefill_rows=4,
     prefill_tokens=5,
 )
 
 
-def weights(seed: int, scale: float = 20.0) -> Any:
-    """Random parameters, scaled so that distributions are far from uniform."""
-    params = jax.tree.map(np.asarray, decoder.init_parameters(MODEL, seed))
-    return {**params, "head": params["head"] * scale}
+def weights(seed: int) -> Any:
+    """Random parameters, scaled so that distributions are far from uniform; one token in ten ends a turn."""
+    params = jax.tree.map(np.array, decoder.init_parameters(MODEL, seed))
+    params["head"] *= 20
+    # One hidden unit is nearly constant: a bias.
+    params["embedding"][:, 0] = 0.05
+    params["head"][0, ByteTokenizer.END_OF_TURN] = 1.5
+    return params
 
 
 def engine(params: Any, version: int = 0, *, greedy: bool = False, **fields: Any) -> Engine:
@@ -43,10 +49,18 @@ def run_until_parked(subject: Engine) -> list[TurnEnd]:
     return ended
 
 
+@jax.jit
+def _packed(params: Any, tokens: jax.Array, segments: jax.Array, temperature: jax.Array) -> jax.Array:
+    positions = jnp.arange(tokens.shape[1])[None]
+    hidden = decoder.hidden_states(params, MODEL, tokens, positions, segments)
+    return decoder.token_logprobs(params, MODEL, hidden[:, :-1], tokens[:, 1:], temperature)[0]
+
+
 def expected_logprobs(params: Any, tokens: np.ndarray, temperature: float) -> np.ndarray:
     """[T]: log-probability of each token given those before it, by the packed pass; 0 for the first."""
     length = len(tokens)
-    ids = jnp.asarray(tokens)[None]
-    hidden = decoder.hidden_states(params, MODEL, ids, jnp.arange(length)[None], jnp.ones((1, length), jnp.int32))
-    logprobs, _ = decoder.token_logprobs(params, MODEL, hidden[:, :-1], ids[:, 1:], temperature)
-    return np.concatenate([[0.0], np.asarray(logprobs[0])])
+    padded = np.zeros((1, ACTOR.context_tokens), np.int32)
+    padded[0, :length] = tokens
+    segments = (np.arange(ACTOR.context_tokens) < length).astype(np.int32)[None]
+    logprobs = np.asarray(_packed(params, padded, segments, np.float32(temperature)))[0]
+    return np.concatenate([[0.0], logprobs[: length - 1]])

@@ -7,8 +7,6 @@ from tests.actor.support import engine, expected_logprobs, run_until_parked, wei
 from tunix_core.actor.engine import Engine
 from tunix_core.actor.sampling import request_key
 
-pytestmark = pytest.mark.slow  # compiles many shapes: minutes on two cores
-
 OLD, NEW, NEWEST = weights(0), weights(1), weights(2)
 PARAMS = {0: OLD, 5: NEW, 9: NEWEST}
 PROMPT = [256, 65, 66, 67, 68, 69, 70, 257]

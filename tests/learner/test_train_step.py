@@ -25,8 +25,6 @@ from tunix_core.errors import ConfigError
 from tunix_core.learner.train_step import TrainState, TrainStep, make_optimizer, make_supervised_step, make_train_step
 from tunix_core.models.decoder import flatten_parameters
 
-pytestmark = pytest.mark.slow  # compiles many shapes: minutes on two cores
-
 
 @functools.cache
 def compiled(windows_per_microbatch: int = 2) -> TrainStep:

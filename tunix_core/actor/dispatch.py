@@ -1,9 +1,8 @@
 """The compiled half of the engine: prefill a chunk, decode a few steps; every shape known before.
 
 Both are ahead-of-time executables, so an unexpected shape is an error and never a compilation.
-A decode gathers the rows that generate into one of a few batch sizes and puts them back after a
-handful of steps: with tools that take their time most slots wait, and a dense decode would pay for
-all of them.
+A decode gathers some of the rows that generate and puts them back after a handful of steps: with
+tools that take their time most slots wait, and a dense decode would pay for all of them.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ class EngineSizes(NamedTuple):
     context_tokens: int
     prefill_rows: int
     prefill_tokens: int
+    decode_rows: int
     decode_steps: int
 
 
@@ -51,7 +51,6 @@ class Executables:
         self._model = model
         self._greedy = greedy
         self._num_steps = sizes.decode_steps
-        self.decode_sizes = _decode_sizes(sizes.num_slots)
         shape = jax.eval_shape(decoder.serving_parameters, decoder.abstract_parameters(model))
         cache = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
@@ -70,17 +69,15 @@ class Executables:
         )
         """(params, cache, slots [R], tokens [R, C], starts [R], lengths [R], keys [R, 2],
         temperatures [R]) -> (cache, tokens [R], logprobs [R]): append, then draw what follows."""
-        self.decode = {
-            size: _compile(
-                self._decode_rows if size < sizes.num_slots else self._decode_all,
-                shape,
-                cache,
-                *(_ints(size) for _ in range(4)),
-                *_request_shapes(size),
-            )
-            for size in self.decode_sizes
-        }
-        """A -> (params, cache, slots [A], tokens [A], positions [A], budgets [A], keys [A, 2],
+        size = sizes.decode_rows
+        self.decode = _compile(
+            self._decode_rows if size < sizes.num_slots else self._decode_all,
+            shape,
+            cache,
+            *(_ints(size) for _ in range(4)),
+            *_request_shapes(size),
+        )
+        """(params, cache, slots [A], tokens [A], positions [A], budgets [A], keys [A, 2],
         temperatures [A]) -> (cache, tokens [K, A], logprobs [K, A], counts [A])."""
 
     def _draw(
@@ -165,11 +162,6 @@ def _ints(*shape: int) -> jax.ShapeDtypeStruct:
 
 def _request_shapes(rows: int) -> Sequence[jax.ShapeDtypeStruct]:
     return jax.ShapeDtypeStruct((rows, 2), jnp.uint32), jax.ShapeDtypeStruct((rows,), jnp.float32)
-
-
-def _decode_sizes(num_slots: int) -> tuple[int, ...]:
-    """A quarter, a half and all of the slots; small engines have one size."""
-    return tuple(sorted({num_slots // 4, num_slots // 2, num_slots})) if num_slots >= 32 else (num_slots,)
 
 
 def device_parameters(params: Params) -> Params:

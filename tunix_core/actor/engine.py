@@ -74,7 +74,15 @@ class Engine:
         self.context_tokens = context
         self._cache = decoder.init_cache(model, num_slots, context)
         self._resident: dict[int, Params] = {version: device_parameters(params)}
-        sizes = EngineSizes(num_slots, context, actor.prefill_rows, actor.prefill_tokens, actor.decode_steps)
+        self._decode_rows = min(actor.decode_rows, num_slots)
+        sizes = EngineSizes(
+            num_slots=num_slots,
+            context_tokens=context,
+            prefill_rows=actor.prefill_rows,
+            prefill_tokens=actor.prefill_tokens,
+            decode_rows=self._decode_rows,
+            decode_steps=actor.decode_steps,
+        )
         self._executables = executables(model, sizes, greedy=greedy)
         self.version = version
         """Version that turns start with."""
@@ -189,7 +197,9 @@ class Engine:
             ended += self._extend_chunk()
         speaking = np.flatnonzero(self._state == DECODE)
         for version in np.unique(self._cache_version[speaking]).tolist():
-            ended += self._decode(speaking[self._cache_version[speaking] == version], version)
+            slots = speaking[self._cache_version[speaking] == version]
+            for start in range(0, len(slots), self._decode_rows):
+                ended += self._decode(slots[start : start + self._decode_rows], version)
         return ended
 
     def _extend_chunk(self) -> list[TurnEnd]:
@@ -231,15 +241,14 @@ class Engine:
         return ended
 
     def _decode(self, slots: np.ndarray, version: int) -> list[TurnEnd]:
-        """Up to K tokens for each of `slots`, all of which speak with `version`."""
+        """Up to K tokens for each of `slots`, at most A, all of which speak with `version`."""
         started = time.perf_counter()
-        size = next(size for size in self._executables.decode_sizes if size >= len(slots))
-        rows = self._batch(slots, size)
+        rows = self._batch(slots)
         lengths = self.lengths[rows]
         budgets = np.where(self._member(rows, slots), self._turn_limit[rows] - lengths, 0)
         # A row that only fills the batch writes behind its valid entries, where nothing is read.
         positions = np.minimum(self._cached[rows], self.context_tokens - 1)
-        self._cache, drawn, logprobs, counts = self._executables.decode[size](
+        self._cache, drawn, logprobs, counts = self._executables.decode(
             self._resident[version],
             self._cache,
             rows,
@@ -258,14 +267,14 @@ class Engine:
             version,
         )
         self.counters.decode_dispatches += 1
-        self.counters.decode_rows += size
+        self.counters.decode_rows += len(rows)
         self.counters.decode_live_rows += len(slots)
         self.counters.decode_seconds += time.perf_counter() - started
         return ended
 
-    def _batch(self, slots: np.ndarray, size: int) -> np.ndarray:
-        """Row numbers int32 [size]: `slots`, filled up with others, or all slots in order."""
-        num_slots = len(self._state)
+    def _batch(self, slots: np.ndarray) -> np.ndarray:
+        """Row numbers int32 [A]: `slots`, filled up with others, or all slots in order."""
+        num_slots, size = len(self._state), self._decode_rows
         if size == num_slots:
             return np.arange(num_slots, dtype=np.int32)
         others = np.setdiff1d(np.arange(num_slots, dtype=np.int32), slots, assume_unique=True)

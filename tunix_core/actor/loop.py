@@ -14,7 +14,7 @@ from typing import Any
 
 from tunix_core.actor.engine import Engine
 from tunix_core.actor.groups import MIN_EPISODES, Group, GroupBook
-from tunix_core.actor.scheduler import Scheduler
+from tunix_core.actor.scheduler import MakeEnvironment, Scheduler
 from tunix_core.actor.session import EpisodeFailed, EpisodeSpec, Identity
 from tunix_core.actor.wire import Delivery, Poller, load_policy
 from tunix_core.config import RunConfig
@@ -49,6 +49,8 @@ class Actor:
         incarnation: never used before.
         interrupted: set by a signal: write what is complete and end.
         log: takes a line for a person.
+        environments: makes a session's environment from a seed for its latency and faults; by
+            default the one that the configuration names.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Actor:
         incarnation: str,
         interrupted: threading.Event,
         log: Callable[[str], None],
+        environments: MakeEnvironment | None = None,
     ) -> None:
         self._store = store
         self._config = config
@@ -67,6 +70,7 @@ class Actor:
         self._incarnation = incarnation
         self._interrupted = interrupted
         self._log = log
+        self._environments = environments or (lambda seed: make_environment(config.environment, weather_seed=seed))
         self._compilations = CompilationCounter()
         self._book = GroupBook(group_size=config.algorithm.group_size, run_seed=config.seed)
         self._closed: list[Group] = []
@@ -139,7 +143,7 @@ class Actor:
         scheduler = Scheduler(
             self._engine,
             identity,
-            lambda seed: make_environment(config.environment, weather_seed=seed),
+            self._environments,
             config.seed,
             self._finished,
         )
@@ -154,7 +158,7 @@ class Actor:
             self._report()
         await scheduler.cancel()
         if self._closed:
-            self._delivery.send(self._closed)
+            self._delivery.send(self._closed)  # less than a full shard, as each `_rotate` leaves it
             self._closed = []
 
     # ---- groups ---------------------------------------------------------------------------------
@@ -195,10 +199,12 @@ class Actor:
         self._closed.append(group)
 
     def _rotate(self) -> None:
-        """Send a shard when its oldest group has waited long enough, or it is full."""
-        limits = self._config.actor
-        full = len(self._closed) >= limits.max_groups_per_shard
-        if self._closed and (full or time.monotonic() - self._closed_since >= limits.flush_seconds):
+        """Send full shards, and what is left once its oldest group has waited long enough."""
+        limit = self._config.actor.max_groups_per_shard
+        while len(self._closed) >= limit:
+            self._delivery.send(self._closed[:limit])
+            self._closed = self._closed[limit:]
+        if self._closed and time.monotonic() - self._closed_since >= self._config.actor.flush_seconds:
             self._delivery.send(self._closed)
             self._closed = []
 
