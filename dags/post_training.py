@@ -144,16 +144,17 @@ def post_training() -> None:
     actor_names = list_actors(run_uri)
 
     warm_start = ProcessOperator(
-        task_id="warm_start", run_uri=run_uri, process="warm_start", module="tasks.warm_start", **RETRIES
+        task_id="warm_start", run_uri=run_uri, process="warm_start", module="tasks.warm_start", place="alone", **RETRIES
     )
     learner = ProcessOperator(
-        task_id="learner", run_uri=run_uri, process="learner", module="tasks.run_learner", cpus="learner", **COMPONENT
+        task_id="learner", run_uri=run_uri, process="learner", module="tasks.run_learner", place="learner", **COMPONENT
     )
     actors = ProcessOperator.partial(
         task_id="actors",
         run_uri=run_uri,
         module="tasks.run_actor",
         pooled=True,
+        place="actor",
         needs="pool",
         map_index_template="{{ task.process }}",
         **COMPONENT,

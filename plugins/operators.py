@@ -52,7 +52,7 @@ class ProcessOperator(BaseOperator):
         module: the entry point, `tasks.…`; not templated, so params never name code.
         arguments: appended to `--run URI`.
         pooled: run `actor.replicas` of it, restarted in place within `actor.max_restarts`.
-        cpus: which entry of the run's launcher configuration pins it.
+        place: whose CPUs and priority in the run's launcher configuration it has; `alone`: all of the machine's.
         follows_end: it works after the run's stop object, and does not obey it.
         needs: `run`: its terminal failure stops the run; `pool`: only when fewer than
             `actor.min_actors` are left; `nothing`: it is no part of the run's life.
@@ -72,7 +72,7 @@ class ProcessOperator(BaseOperator):
         module: str,
         arguments: Sequence[str] = (),
         pooled: bool = False,
-        cpus: Literal["learner", "other"] = "other",
+        place: Literal["learner", "actor", "other", "alone"] = "other",
         follows_end: bool = False,
         needs: Literal["run", "pool", "nothing"] = "run",
         siblings: Sequence[str] = (),
@@ -80,14 +80,15 @@ class ProcessOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if needs not in ("run", "pool", "nothing") or cpus not in ("learner", "other"):
-            raise ConfigError("needs, cpus", (needs, cpus), "run, pool, nothing; learner, other", "Choose one of each.")
+        if needs not in ("run", "pool", "nothing") or place not in ("learner", "actor", "other", "alone"):
+            accepted = "run, pool, nothing; learner, actor, other, alone"
+            raise ConfigError("needs, place", (needs, place), accepted, "Choose one of each.")
         self.run_uri = run_uri
         self.process = process
         self.module = module
         self.arguments = list(arguments)
         self.pooled = pooled
-        self.cpus = cpus
+        self.place = place
         self.follows_end = follows_end
         self.needs = needs
         self.siblings = list(siblings)
@@ -125,6 +126,8 @@ class ProcessOperator(BaseOperator):
         from tunix_core.storage.run_directory import read_run
 
         config, _ = read_run(self._store())
+        launcher = config.launcher
+        cpus = {"learner": launcher.learner_cpus, "actor": launcher.actor_cpus, "other": launcher.other_cpus}
         return LaunchSpec(
             run_uri=self.run_uri,
             process=self.process,
@@ -133,7 +136,8 @@ class ProcessOperator(BaseOperator):
             arguments=tuple(self.arguments),
             replicas=config.actor.replicas if self.pooled else 0,
             restarts=config.actor.max_restarts if self.pooled else 0,
-            cpus=config.launcher.learner_cpus if self.cpus == "learner" else config.launcher.other_cpus,
+            cpus=cpus.get(self.place, ()),
+            nice=launcher.actor_nice if self.place == "actor" else 0,
             ignore_stop=self.follows_end,
         )
 

@@ -359,15 +359,20 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LauncherConfig:
-    """Where local processes run. Empty: the operating system decides."""
+    """Where local processes run while a run trains. Empty: the operating system decides."""
 
     learner_cpus: tuple[int, ...] = ()
+    actor_cpus: tuple[int, ...] = ()
     other_cpus: tuple[int, ...] = ()
+    actor_nice: int = 0
+    """Above 0 actors take what the others leave idle, with one XLA thread each: a pool of threads is as slow
+    as its most starved one."""
 
     def __post_init__(self) -> None:
-        for field in ("learner_cpus", "other_cpus"):
+        for field in ("learner_cpus", "actor_cpus", "other_cpus"):
             for cpu in getattr(self, field):
                 _require_range(f"launcher.{field}", cpu, 0)
+        _require_range("launcher.actor_nice", self.actor_nice, 0, 19)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

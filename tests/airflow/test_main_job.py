@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.airflow_service import DAG, processes_of
 from tunix_core import paths
-from tunix_core.console.demo import split_cpus
+from tunix_core.console.demo import IDLE_NICE, split_cpus
 from tunix_core.console.emulator import start_fake_gcs
 from tunix_core.console.service import AirflowService, default_options
 from tunix_core.evaluation.audit import audit_run, ledger_faults
@@ -81,7 +81,11 @@ def job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         client = service.client()
         client.wait_for_dag(DAG, 120)
         client.unpause(DAG)
-        overrides = {"launcher.learner_cpus": list(learner_cpus), "launcher.other_cpus": list(other_cpus)}
+        overrides = {
+            "launcher.learner_cpus": list(learner_cpus),
+            "launcher.other_cpus": list(other_cpus),
+            "launcher.actor_nice": IDLE_NICE,
+        }
         run_id = client.trigger(DAG, {"num_steps": NUM_STEPS, "overrides": overrides})
         store = open_store(f"{root}/{paths.run_name(DAG, run_id)}")
         yield MainJob(service=service, run_id=run_id, store=store)

@@ -11,9 +11,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskD
 
 from plugins.operators import ProcessOperator, submission_key
 from plugins.triggers import ProcessTrigger
+from tunix_core.config import load_recipe
 from tunix_core.errors import EXIT_CONFIG, EXIT_DIVERGED, EXIT_STORE
 from tunix_core.storage import control, process_table
-from tunix_core.storage.store import ObjectStore
+from tunix_core.storage.run_directory import create_run
+from tunix_core.storage.store import ObjectStore, open_store
 
 
 @dataclasses.dataclass
@@ -167,7 +169,13 @@ def test_a_time_out_stops_the_process(
 def test_the_launched_process_follows_the_runs_configuration(store: ObjectStore, operator: ProcessOperator) -> None:
     assert operator._spec(context(operator)).cpus == ()
     pool = ProcessOperator(
-        task_id="actors", run_uri=store.uri, process="actor-0", module="tasks.run_actor", pooled=True, needs="pool"
+        task_id="actors",
+        run_uri=store.uri,
+        process="actor-0",
+        module="tasks.run_actor",
+        pooled=True,
+        needs="pool",
+        place="actor",
     )
     spec = pool._spec(context(pool))
     assert spec.heartbeat_names == ["actor-0-0"]
@@ -178,3 +186,16 @@ def test_a_run_that_does_not_exist_is_retried_not_launched(root: str) -> None:
     operator = ProcessOperator(task_id="x", run_uri=f"{root}/none", process="x", module="tasks.x", needs="nothing")
     with pytest.raises(AirflowException, match="was not started"):
         operator.execute(context(operator))
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"), [("learner", ((3,), 0)), ("actor", ((1, 2), 9)), ("other", ((1,), 0)), ("alone", ((), 0))]
+)
+def test_each_place_has_its_cpus_and_priority(root: str, place: Any, expected: tuple[tuple[int, ...], int]) -> None:
+    launcher = {"learner_cpus": [3], "actor_cpus": [1, 2], "other_cpus": [1], "actor_nice": 9}
+    config = load_recipe("lookup", {f"launcher.{name}": value for name, value in launcher.items()})
+    placed = open_store(f"{root}/placed")
+    create_run(placed, config, run_id="manual__2", extra={"dag_id": "post_training"})
+    operator = ProcessOperator(task_id="any", run_uri=placed.uri, process="any", module="tasks.any", place=place)
+    spec = operator._spec(context(operator))
+    assert (spec.cpus, spec.nice) == expected

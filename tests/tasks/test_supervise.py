@@ -177,6 +177,12 @@ def test_cpus_pin_the_children(store, start) -> None:
     assert life(store)["cpus"] == [cpu]
 
 
+@pytest.mark.parametrize(("arguments", "expected"), [([], (0, None)), (["--nice", "7"], (7, "1"))])
+def test_a_nice_child_has_one_thread(store, start, arguments, expected) -> None:
+    assert start({"seconds": 0.1}, *arguments).wait(20) == 0
+    assert (life(store)["nice"], life(store)["xla_threads"]) == expected
+
+
 def test_cpus_that_do_not_exist_are_refused_with_a_record(store, start) -> None:
     supervisor = start({}, "--cpus", "4096")
     assert supervisor.wait(20) == EXIT_CONFIG
@@ -184,7 +190,9 @@ def test_cpus_that_do_not_exist_are_refused_with_a_record(store, start) -> None:
     assert (record(store).exit_code, record(store).state) == (EXIT_CONFIG, "exited")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--", "true", "--replicas"], ["--cpus", "x", "--", "true"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--", "true", "--replicas"], ["--cpus", "x", "--", "true"], ["--nice", "20", "--", "true"]]
+)
 def test_bad_arguments_say_what_is_accepted(arguments: list[str]) -> None:
     base = ["--run", "r", "--process", "p", "--submission-key", "k"]
     if arguments == ["--", "true", "--replicas"]:

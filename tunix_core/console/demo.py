@@ -35,6 +35,7 @@ from tunix_core.storage.store import join_uri, open_store
 
 DAG_ID = "post_training"
 EXIT_GOALS_MISSED = 3
+IDLE_NICE = 19
 REFRESH_SECONDS = 1.0
 PLAIN_LINE_SECONDS = 5.0
 TASKS_SECONDS = 3.0
@@ -63,10 +64,15 @@ def split_cpus() -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def run_overrides(options: DemoOptions) -> dict[str, Any]:
-    """The run's options beyond the recipe: CPUs apart, unless the person pinned them."""
+    """The run's options beyond the recipe: where its processes run, unless the person said so."""
     learner_cpus, other_cpus = split_cpus()
-    pinned = {"launcher.learner_cpus": list(learner_cpus), "launcher.other_cpus": list(other_cpus)}
-    return {**pinned, **options.overrides}
+    places = {
+        "launcher.learner_cpus": list(learner_cpus),
+        "launcher.other_cpus": list(other_cpus),
+        # Everywhere, behind everyone: they use what the learner leaves of its CPU.
+        "launcher.actor_nice": IDLE_NICE,
+    }
+    return {**places, **options.overrides}
 
 
 class Demo:
