@@ -39,7 +39,7 @@ class LaunchSpec:
     """0: one process; otherwise a pool of so many."""
     restarts: int = 0
     cpus: tuple[int, ...] = ()
-    nice: int = 0
+    idle: bool = False
     ignore_stop: bool = False
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class LocalLauncher:
         arguments = [sys.executable, "-m", "tasks.supervise", "--run", spec.run_uri, "--process", spec.process]
         arguments += ["--submission-key", spec.submission_key, "--attempt", str(record.attempt)]
         arguments += ["--cpus", ",".join(map(str, spec.cpus)) or "all", "--restarts", str(spec.restarts)]
-        arguments += ["--nice", str(spec.nice)] if spec.nice else []
+        arguments += ["--idle"] if spec.idle else []
         arguments += ["--replicas", str(spec.replicas)] if spec.replicas else []
         arguments += ["--ignore-stop"] if spec.ignore_stop else []
         arguments += ["--", sys.executable, "-m", spec.module, "--run", spec.run_uri]

@@ -137,7 +137,7 @@ class ProcessOperator(BaseOperator):
             replicas=config.actor.replicas if self.pooled else 0,
             restarts=config.actor.max_restarts if self.pooled else 0,
             cpus=cpus.get(self.place, ()),
-            nice=launcher.actor_nice if self.place == "actor" else 0,
+            idle=launcher.idle_actors and self.place == "actor",
             ignore_stop=self.follows_end,
         )
 

@@ -63,8 +63,7 @@ class Options:
     """The attempt that a launcher has claimed; 0 claims one here."""
     cpus: tuple[int, ...] | None = None
     """None: as inherited; empty: every CPU of the machine."""
-    nice: int = 0
-    """Niceness above 0 also means one XLA thread."""
+    idle: bool = False
     restarts: int = 0
     grace_seconds: float = 20.0
     """From a stop request of a failed run to SIGTERM."""
@@ -85,7 +84,7 @@ def parse(argv: Sequence[str]) -> Options:
     parser.add_argument("--replicas", type=int, default=0, help="size of the pool; 0: not a pool")
     parser.add_argument("--attempt", type=int, default=0, help="the attempt that the launcher claimed")
     parser.add_argument("--cpus", default=None, help="0,1 pins; 'all' undoes an inherited pinning")
-    parser.add_argument("--nice", type=int, default=0, help="0 to 19; above 0 with one XLA thread each")
+    parser.add_argument("--idle", action="store_true", help="only on CPUs that nothing else wants; one XLA thread")
     parser.add_argument("--restarts", type=int, default=0, help="per replica, refilled by progress")
     parser.add_argument("--grace-seconds", type=float, default=Options.grace_seconds)
     parser.add_argument("--completed-grace-seconds", type=float, default=Options.completed_grace_seconds)
@@ -98,8 +97,6 @@ def parse(argv: Sequence[str]) -> Options:
         raise ConfigError("command", argv, "-- program arguments…", "Name the program after '--'.")
     if values["replicas"] < 0 or values["restarts"] < 0:
         raise ConfigError("replicas, restarts", values, "0 or more", "Mend the number.")
-    if not 0 <= values["nice"] <= 19:
-        raise ConfigError("nice", values["nice"], "0 to 19", "Mend the number.")
     paths.name("process", values["process"])
     return Options(**{**values, "cpus": _parse_cpus(values["cpus"]), "command": command})
 
@@ -373,8 +370,9 @@ def supervise(options: Options) -> int:
     try:
         if options.cpus is not None:
             pin(options.cpus)
-        if options.nice:
-            os.setpriority(os.PRIO_PROCESS, 0, options.nice)
+        if options.idle:
+            # Not a niceness: a process that wakes up waits out the time slice of a nice one, yet not of an idle one.
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             os.environ["NPROC"] = "1"  # what XLA's CPU client takes for the number of CPUs
         code = Supervisor(options, store, record).run()
     except TunixError as error:

@@ -364,15 +364,14 @@ class LauncherConfig:
     learner_cpus: tuple[int, ...] = ()
     actor_cpus: tuple[int, ...] = ()
     other_cpus: tuple[int, ...] = ()
-    actor_nice: int = 0
-    """Above 0 actors take what the others leave idle, with one XLA thread each: a pool of threads is as slow
-    as its most starved one."""
+    idle_actors: bool = False
+    """Actors run only where nothing else wants the CPU (SCHED_IDLE), with one XLA thread each: a pool of
+    threads is as slow as its most starved one."""
 
     def __post_init__(self) -> None:
         for field in ("learner_cpus", "actor_cpus", "other_cpus"):
             for cpu in getattr(self, field):
                 _require_range(f"launcher.{field}", cpu, 0)
-        _require_range("launcher.actor_nice", self.actor_nice, 0, 19)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.airflow_service import DAG, processes_of
 from tunix_core import paths
-from tunix_core.console.demo import IDLE_NICE, split_cpus
+from tunix_core.console.demo import split_cpus
 from tunix_core.console.emulator import start_fake_gcs
 from tunix_core.console.service import AirflowService, default_options
 from tunix_core.evaluation.audit import audit_run, ledger_faults
@@ -84,7 +84,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         overrides = {
             "launcher.learner_cpus": list(learner_cpus),
             "launcher.other_cpus": list(other_cpus),
-            "launcher.actor_nice": IDLE_NICE,
+            "launcher.idle_actors": bool(learner_cpus),
         }
         run_id = client.trigger(DAG, {"num_steps": NUM_STEPS, "overrides": overrides})
         store = open_store(f"{root}/{paths.run_name(DAG, run_id)}")

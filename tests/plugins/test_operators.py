@@ -189,13 +189,19 @@ def test_a_run_that_does_not_exist_is_retried_not_launched(root: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "expected"), [("learner", ((3,), 0)), ("actor", ((1, 2), 9)), ("other", ((1,), 0)), ("alone", ((), 0))]
+    ("place", "expected"),
+    [
+        ("learner", ((3,), False)),
+        ("actor", ((1, 2), True)),
+        ("other", ((1,), False)),
+        ("alone", ((), False)),
+    ],
 )
-def test_each_place_has_its_cpus_and_priority(root: str, place: Any, expected: tuple[tuple[int, ...], int]) -> None:
-    launcher = {"learner_cpus": [3], "actor_cpus": [1, 2], "other_cpus": [1], "actor_nice": 9}
+def test_each_place_has_its_cpus_and_priority(root: str, place: Any, expected: tuple[tuple[int, ...], bool]) -> None:
+    launcher = {"learner_cpus": [3], "actor_cpus": [1, 2], "other_cpus": [1], "idle_actors": True}
     config = load_recipe("lookup", {f"launcher.{name}": value for name, value in launcher.items()})
     placed = open_store(f"{root}/placed")
     create_run(placed, config, run_id="manual__2", extra={"dag_id": "post_training"})
     operator = ProcessOperator(task_id="any", run_uri=placed.uri, process="any", module="tasks.any", place=place)
     spec = operator._spec(context(operator))
-    assert (spec.cpus, spec.nice) == expected
+    assert (spec.cpus, spec.idle) == expected

@@ -177,10 +177,10 @@ def test_cpus_pin_the_children(store, start) -> None:
     assert life(store)["cpus"] == [cpu]
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [([], (0, None)), (["--nice", "7"], (7, "1"))])
-def test_a_nice_child_has_one_thread(store, start, arguments, expected) -> None:
+@pytest.mark.parametrize(("arguments", "expected"), [([], (False, None)), (["--idle"], (True, "1"))])
+def test_an_idle_child_has_one_thread(store, start, arguments, expected) -> None:
     assert start({"seconds": 0.1}, *arguments).wait(20) == 0
-    assert (life(store)["nice"], life(store)["xla_threads"]) == expected
+    assert (life(store)["idle"], life(store)["xla_threads"]) == expected
 
 
 def test_cpus_that_do_not_exist_are_refused_with_a_record(store, start) -> None:
@@ -190,9 +190,7 @@ def test_cpus_that_do_not_exist_are_refused_with_a_record(store, start) -> None:
     assert (record(store).exit_code, record(store).state) == (EXIT_CONFIG, "exited")
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["--", "true", "--replicas"], ["--cpus", "x", "--", "true"], ["--nice", "20", "--", "true"]]
-)
+@pytest.mark.parametrize("arguments", [[], ["--", "true", "--replicas"], ["--cpus", "x", "--", "true"]])
 def test_bad_arguments_say_what_is_accepted(arguments: list[str]) -> None:
     base = ["--run", "r", "--process", "p", "--submission-key", "k"]
     if arguments == ["--", "true", "--replicas"]:

@@ -35,7 +35,6 @@ from tunix_core.storage.store import join_uri, open_store
 
 DAG_ID = "post_training"
 EXIT_GOALS_MISSED = 3
-IDLE_NICE = 19
 REFRESH_SECONDS = 1.0
 PLAIN_LINE_SECONDS = 5.0
 TASKS_SECONDS = 3.0
@@ -70,7 +69,7 @@ def run_overrides(options: DemoOptions) -> dict[str, Any]:
         "launcher.learner_cpus": list(learner_cpus),
         "launcher.other_cpus": list(other_cpus),
         # Everywhere, behind everyone: they use what the learner leaves of its CPU.
-        "launcher.actor_nice": IDLE_NICE,
+        "launcher.idle_actors": bool(learner_cpus),
     }
     return {**places, **options.overrides}
 
