@@ -13,6 +13,7 @@ touches the store runs in a thread of its own, so that a store that hangs delays
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import signal
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from tasks.supervised_log import SupervisedLog, local_log_folder
@@ -111,6 +113,15 @@ def _parse_cpus(text: str | None) -> tuple[int, ...] | None:
     except ValueError:
         raise ConfigError("cpus", text, "numbers separated by commas, or 'all'", "Write 0,1.") from None
     return cpus
+
+
+def give_way() -> None:
+    """Let this process and its children run only where nothing else wants the CPU, with one XLA thread each."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    # Where sessions are groups to the scheduler, a policy counts inside its session only: the session gives way too.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19")
+    os.environ["NPROC"] = "1"  # what XLA's CPU client takes for the number of CPUs
 
 
 def pin(cpus: tuple[int, ...]) -> None:
@@ -371,9 +382,7 @@ def supervise(options: Options) -> int:
         if options.cpus is not None:
             pin(options.cpus)
         if options.idle:
-            # Not a niceness: a process that wakes up waits out the time slice of a nice one, yet not of an idle one.
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            os.environ["NPROC"] = "1"  # what XLA's CPU client takes for the number of CPUs
+            give_way()
         code = Supervisor(options, store, record).run()
     except TunixError as error:
         ended = dataclasses.replace(record, state="exited", exit_code=error.exit_code, reason=str(error))

@@ -178,9 +178,11 @@ def test_cpus_pin_the_children(store, start) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [([], (False, None)), (["--idle"], (True, "1"))])
-def test_an_idle_child_has_one_thread(store, start, arguments, expected) -> None:
+def test_an_idle_child_gives_way_and_has_one_thread(store, start, arguments, expected) -> None:
     assert start({"seconds": 0.1}, *arguments).wait(20) == 0
     assert (life(store)["idle"], life(store)["xla_threads"]) == expected
+    if life(store)["autogroup"]:
+        assert life(store)["autogroup"].endswith("nice 19") == expected[0]
 
 
 def test_cpus_that_do_not_exist_are_refused_with_a_record(store, start) -> None:

@@ -50,10 +50,16 @@ def parse() -> tuple[argparse.Namespace, dict[str, Any]]:
 def begin_life(store: ObjectStore, process: str) -> int:
     key = f"scripted/{process}-lives.json"
     lives = (read_json_or_none(store, key) or {"lives": 0})["lives"] + 1
-    idle = os.sched_getscheduler(0) == os.SCHED_IDLE
-    cpus = sorted(os.sched_getaffinity(0))
-    threads = os.environ.get("NPROC")
-    write_json(store, key, {"lives": lives, "pid": os.getpid(), "cpus": cpus, "idle": idle, "xla_threads": threads})
+    group = Path("/proc/self/autogroup")
+    life = {
+        "lives": lives,
+        "pid": os.getpid(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "idle": os.sched_getscheduler(0) == os.SCHED_IDLE,
+        "autogroup": group.read_text().strip() if group.exists() else "",
+        "xla_threads": os.environ.get("NPROC"),
+    }
+    write_json(store, key, life)
     return int(lives)
 
 
