@@ -61,8 +61,8 @@ down: install  ## Stop the Airflow service and everything it started.
 test: install  ## The test suite, with the coverage of tunix_core.
 	$(BIN)/python -m pytest -m "not slow" --cov=tunix_core --cov-report=term $(TEST_ARGS)
 
-chaos: install  ## The main job under kill -9 and without Airflow, on a folder and on an emulated bucket.
-	$(BIN)/python -m pytest -m slow -rP tests/airflow/test_main_job.py $(TEST_ARGS)
+chaos: install  ## What `make test` leaves out: the main job under kill -9 and without Airflow, on a folder and on gs://.
+	$(BIN)/python -m pytest -m slow -rP $(TEST_ARGS)
 
 lint: install  ## Format, lint and types; the same checks as pre-commit.
 	$(BIN)/ruff format --check .

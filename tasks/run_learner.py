@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-
-import numpy as np
 
 from tasks.entry import Task, run_task
 from tunix_core.storage.control import read_stop
@@ -18,25 +15,19 @@ def _learn(task: Task) -> None:
         return
     # JAX only when there is something to train.
     from tunix_core.distributed.compilation import enable_compilation_cache
+    from tunix_core.learner.batches import group_advantages
     from tunix_core.learner.decoder_trainer import DecoderTrainer
     from tunix_core.learner.loop import Learner
     from tunix_core.learner.weights import load_reference
-    from tunix_core.rl.advantages import group_relative_advantages
     from tunix_core.storage.policies import PolicyStore
 
     enable_compilation_cache()
-
-    def advantages(rewards: np.ndarray, episode_ids: Sequence[str]) -> np.ndarray:
-        one_group = [""] * len(rewards)
-        return group_relative_advantages(
-            rewards, one_group, episode_ids, normalize=task.config.algorithm.normalize_advantages
-        )
 
     Learner(
         task.store,
         task.config,
         DecoderTrainer(task.config),
-        advantages,
+        group_advantages(task.config.algorithm),
         policy_zero=PolicyStore(task.store).load(0)[0],
         reference=load_reference(task.store, task.config, task.extra),
         incarnation=task.incarnation,

@@ -135,19 +135,39 @@ class WarmStartConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    """Group-relative advantages, decoupled PPO, truncated importance weights, a KL leash."""
+    """What a step minimises: advantages of whole episodes, a policy loss, a correction, a KL leash.
+
+    The default holds up off-policy: decoupled PPO with truncated importance weights.
+    """
 
     group_size: int = 8
     """Episodes per task instance, G."""
-    normalize_advantages: bool = True
-    """Divide by the group's standard deviation (GRPO); false is Dr.GRPO's centring only."""
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp"] = "grpo"
+    """Baseline and scale, see `rl.advantages`; `reinforce_pp` is the variant with a group baseline."""
     filter_zero_signal_groups: bool = False
     """Drop groups whose rewards are all equal before a batch is formed (DAPO's dynamic sampling)."""
+    loss: Literal["decoupled_ppo", "ppo", "gspo", "cispo", "policy_gradient"] = "decoupled_ppo"
     clip_low: float = 0.2
     clip_high: float = 0.28
+    dual_clip: float = 0.0
+    """Bound of the objective where the advantage is negative, above 1; 0: none."""
+    correction: Literal["truncate", "truncate_sequence", "mask", "mask_sequence", "none"] = "truncate"
+    """Between behavior and proximal policy, per token or per trajectory, see `rl.corrections`. `ppo`, `gspo` and
+    `cispo` take their ratio to the behavior policy and have none."""
     importance_truncation: float = 2.0
-    """Cap of the per-token weight proximal / behavior."""
+    """Cap of the weight proximal / behavior where it is truncated."""
+    mask_low: float = 0.5
+    mask_high: float = 2.0
+    """Band of proximal / behavior that is kept where it is masked."""
+    aggregation: Literal["token_mean", "sequence_mean", "constant_length"] = "token_mean"
+    """The loss is the mean over policy tokens, over trajectories of their means, or over trajectories of their
+    sums divided by `constant_tokens`. One denominator for the whole batch."""
+    constant_tokens: int = 64
+    kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = "unbiased"
+    kl_in: Literal["loss", "reward"] = "loss"
+    """`reward` lowers a token's advantage by its divergence and lets no gradient through it."""
     kl_coefficient: float = 1e-3
+    """0 drops the leash; its metric stays."""
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -155,8 +175,72 @@ class AlgorithmConfig:
         _require_range("algorithm.clip_low", self.clip_low, 0, 1)
         _require_range("algorithm.clip_high", self.clip_high, 0)
         _require_range("algorithm.importance_truncation", self.importance_truncation, 1)
+        _require_range("algorithm.mask_low", self.mask_low, 0, 1)
+        _require_range("algorithm.mask_high", self.mask_high, 1)
+        _require_range("algorithm.constant_tokens", self.constant_tokens, 1)
         _require_range("algorithm.kl_coefficient", self.kl_coefficient, 0)
         _require_range("algorithm.temperature", self.temperature, 1e-3, 10)
+        self._require_choices()
+        self._require_what_belongs_together()
+
+    def _require_choices(self) -> None:
+        for field in dataclasses.fields(self):
+            kind = typing.get_type_hints(type(self))[field.name]
+            if typing.get_origin(kind) is Literal:
+                accepted = typing.get_args(kind)
+                received = getattr(self, field.name)
+                _require(
+                    received in accepted,
+                    f"algorithm.{field.name}",
+                    received,
+                    ", ".join(accepted),
+                    "Choose one of them.",
+                )
+
+    def _require_what_belongs_together(self) -> None:
+        coupled = self.loss in ("ppo", "gspo", "cispo")
+        _require(
+            not coupled or self.correction == "none",
+            "algorithm.correction",
+            self.correction,
+            f"none with algorithm.loss = {self.loss}",
+            "Its ratio to the behavior policy corrects already; a second weight would count it twice.",
+        )
+        _require(
+            coupled or self.correction != "none",
+            "algorithm.correction",
+            self.correction,
+            f"truncate, truncate_sequence, mask, mask_sequence with algorithm.loss = {self.loss}",
+            "Without a correction stale trajectories would count as the policy's own.",
+        )
+        _require(
+            self.dual_clip == 0 or (self.dual_clip > 1 and self.loss in ("ppo", "decoupled_ppo")),
+            "algorithm.dual_clip",
+            self.dual_clip,
+            "0, or above 1 with algorithm.loss = ppo or decoupled_ppo",
+            "It bounds PPO's objective.",
+        )
+        _require(
+            self.kl_in == "reward" or self.kl_estimator != "k1",
+            "algorithm.kl_estimator",
+            self.kl_estimator,
+            "k2, k3, unbiased with algorithm.kl_in = loss",
+            "The gradient of k1 is zero in expectation.",
+        )
+        _require(
+            self.kl_in == "loss" or self.kl_estimator != "unbiased",
+            "algorithm.kl_estimator",
+            self.kl_estimator,
+            "k1, k2, k3 with algorithm.kl_in = reward",
+            "The unbiased estimator is a gradient's; a reward has none.",
+        )
+        _require(
+            self.loss != "gspo" or self.kl_in == "loss",
+            "algorithm.kl_in",
+            self.kl_in,
+            "loss with algorithm.loss = gspo",
+            "One ratio per trajectory needs one advantage per trajectory.",
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,9 @@ class NumpyTrainer:
     def put(self, arrays: PackedArrays) -> Any:
         return arrays
 
-    def step(self, state: Any, reference: Any, batch: PackedArrays, denominator: int) -> tuple[Any, Mapping[str, Any]]:
+    def step(
+        self, state: Any, reference: Any, batch: PackedArrays, denominator: float
+    ) -> tuple[Any, Mapping[str, Any]]:
         assert batch.tokens.shape[0] <= max(self.compiled), "larger than what was compiled"
         assert denominator == batch.loss_mask.sum()
         assert reference.shape == (VOCAB,)

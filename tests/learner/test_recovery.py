@@ -123,16 +123,6 @@ def test_replaying_all_records_gives_the_same_parameters(tmp_path: Path, uninter
     np.testing.assert_array_equal(again.state["weights"], uninterrupted[0])
 
 
-def test_a_full_buffer_restores_and_steps(tmp_path: Path) -> None:
-    """Enough for all steps is in the restored buffer; no shard comes any more."""
-    store = open_run(tmp_path)
-    write_shards(store, 18)
-    run_killed(store, "_step", 3, "l0")
-    last = make_learner(store, CONFIG, incarnation="last")
-    last.run()
-    assert last.clock == 9
-
-
 def test_a_shard_lost_from_under_the_buffer_is_counted_and_recorded(tmp_path: Path) -> None:
     store = open_run(tmp_path)
     write_shards(store, 24)

@@ -1,4 +1,4 @@
-"""Group-relative advantages."""
+"""Advantages against siblings and against the batch."""
 
 import math
 
@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunix_core.rl.advantages import group_relative_advantages
+from tunix_core.rl.advantages import (
+    batch_normalized,
+    group_relative_advantages,
+    leave_one_out_advantages,
+    soft_overlong_penalty,
+    turn_returns,
+)
 
 
 def loop(rewards, groups, episodes, *, normalize, epsilon=1e-6) -> list[float]:
@@ -82,3 +88,38 @@ def test_by_id_in_any_order_as_the_loop_says(rows: list[tuple[float, str, str]],
     for group in set(groups):
         of_episode = {e: a for a, g, e in zip(result.tolist(), groups, episodes, strict=True) if g == group}
         assert abs(sum(of_episode.values())) < 1e-5
+
+
+def test_leave_one_out_is_the_mean_of_the_others() -> None:
+    result = leave_one_out_advantages(np.array([1.0, 0.0, 0.5, 7.0]), ["g", "g", "g", "h"], ["a", "b", "c", "a"])
+    np.testing.assert_allclose(result, [1 - 0.25, 0 - 0.75, 0.5 - 0.5, 0.0], atol=1e-7)
+
+
+@given(deliveries())
+def test_leave_one_out_as_the_loop_says(rows: list[tuple[float, str, str]]) -> None:
+    rewards, groups, episodes = (list(column) for column in zip(*rows, strict=True))
+    expected = []
+    for reward, group, episode in rows:
+        others = {e: r for r, g, e in rows if g == group and e != episode}
+        expected.append(reward - sum(others.values()) / len(others) if others else 0.0)
+    result = leave_one_out_advantages(np.array(rewards), groups, episodes)
+    np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_batch_normalized_counts_an_episode_once() -> None:
+    """Episodes 1 (three trajectories), 0 and -1: mean 0, deviation sqrt(2/3)."""
+    result = batch_normalized(np.array([1.0, 1, 1, 0, -1]), ["g", "g", "g", "g", "h"], ["a", "a", "a", "b", "a"])
+    np.testing.assert_allclose(result, np.array([1, 1, 1, 0, -1]) / math.sqrt(2 / 3), rtol=1e-5, atol=1e-7)
+    for flat in ([], [2.0], [0.3] * 4):
+        ids = [str(i) for i in range(len(flat))]
+        np.testing.assert_array_equal(batch_normalized(np.array(flat), ["g"] * len(flat), ids), np.zeros(len(flat)))
+
+
+def test_turn_returns_are_what_comes_after() -> None:
+    np.testing.assert_array_equal(turn_returns([1.0, 0.0, 4.0], discount=0.5), [2.0, 2.0, 4.0])
+    np.testing.assert_array_equal(turn_returns([]), [])
+
+
+def test_the_overlong_penalty_is_a_slope() -> None:
+    tokens = np.array([0, 80, 85, 90, 100, 1000])
+    np.testing.assert_allclose(soft_overlong_penalty(tokens, 100, 20), [0, 0, -0.25, -0.5, -1, -1])

@@ -121,6 +121,11 @@ def _show(trajectory: Trajectory, console: Console) -> None:
     console.print(f"reward {trajectory.reward:g}  {json.dumps(dict(trajectory.reward_components))}")
 
 
+def _task(module: str, run: str, *arguments: str) -> int:
+    """Run an entry point on the run; its exit code."""
+    return subprocess.run([sys.executable, "-m", f"tasks.{module}", "--run", run, *arguments], check=False).returncode
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tunixctl", description="Looks into the run directory of a post-training run."
@@ -141,6 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     outcome.add_argument("--failed", dest="success", action="store_false", default=None)
     evaluate = command("evaluate", "a policy version on held-out tasks")
     evaluate.add_argument("--version", default="last", help="first, last or a number (%(default)s)")
+    replay = command("replay", "executes a step again and compares its weights, to the bit")
+    replay.add_argument("--step", type=int, required=True, help="the clock after the step, from 1")
     return parser
 
 
@@ -153,8 +160,9 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.command == "status":
             status(store, console)
         elif arguments.command == "evaluate":
-            own = ["--run", arguments.run, "held-out", "--version", arguments.version]
-            return subprocess.run([sys.executable, "-m", "tasks.evaluate", *own], check=False).returncode
+            return _task("evaluate", arguments.run, "held-out", "--version", arguments.version)
+        elif arguments.command == "replay":
+            return _task("replay", arguments.run, "--step", str(arguments.step))
         elif arguments.id:
             show_trajectory(store, console, arguments.id)
         else:

@@ -8,15 +8,18 @@ again needs nothing but the shards.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tunix_core.config import AlgorithmConfig, RunConfig
 from tunix_core.data.buffer import FetchRows, group_state
 from tunix_core.data.groups import Group, trajectory_staleness
 from tunix_core.data.packing import Layout, PackedArrays, best_fit, pack
 from tunix_core.errors import CorruptObject
+from tunix_core.rl.advantages import batch_normalized, group_relative_advantages, leave_one_out_advantages
+from tunix_core.rl.aggregation import denominator
 from tunix_core.types import RowRef
 
 
@@ -29,8 +32,9 @@ class HostBatch:
     groups: Sequence[Group]
     layout: Layout
     arrays: PackedArrays
-    denominator: int
-    """Policy tokens of the whole batch that have a prediction: the loss is their mean."""
+    policy_tokens: int
+    denominator: float
+    """What the loss divides its sum over the whole batch by, see `rl.aggregation`."""
     num_tokens: int
     staleness: np.ndarray  # int64 [trajectories]
     rewards: np.ndarray  # float32 [trajectories]
@@ -41,19 +45,40 @@ class HostBatch:
         return int(self.arrays.tokens.shape[0])
 
 
-def assemble(groups: Sequence[Group], clock: int, counts: Sequence[int], window_tokens: int) -> HostBatch:
+def assemble(groups: Sequence[Group], clock: int, counts: Sequence[int], config: RunConfig) -> HostBatch:
     """Pack groups into the smallest compiled number of windows that holds them.
 
     Args:
         counts: compiled window counts, rising; the last one holds the groups.
-        window_tokens: W.
     """
-    layout = best_fit(np.concatenate([g.rows.lengths for g in groups]), window_tokens)
+    layout = best_fit(np.concatenate([g.rows.lengths for g in groups]), config.learner.window_tokens)
     num_windows = next(count for count in counts if count >= layout.num_windows)
-    return _build(groups, clock, layout, num_windows, window_tokens)
+    return _build(groups, clock, layout, num_windows, config)
 
 
-def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int, window_tokens: int) -> HostBatch:
+def group_advantages(algorithm: AlgorithmConfig) -> Callable[[np.ndarray, Sequence[str]], np.ndarray]:
+    """(rewards, episode ids) of one group's trajectories -> their advantages, float32."""
+
+    def advantages(rewards: np.ndarray, episode_ids: Sequence[str]) -> np.ndarray:
+        one_group = [""] * len(rewards)
+        if algorithm.advantage == "rloo":
+            return leave_one_out_advantages(rewards, one_group, episode_ids)
+        normalize = algorithm.advantage == "grpo"
+        return group_relative_advantages(rewards, one_group, episode_ids, normalize=normalize)
+
+    return advantages
+
+
+def _advantages(groups: Sequence[Group], algorithm: AlgorithmConfig) -> np.ndarray:
+    """float32 [trajectories]: those of the groups, against the batch where the algorithm says so."""
+    advantages = np.concatenate([g.advantages for g in groups])
+    if algorithm.advantage != "reinforce_pp":
+        return advantages
+    group_ids = [g.group_id for g in groups for _ in g.advantages]
+    return batch_normalized(advantages, group_ids, [name for g in groups for name in g.rows.episode_ids])
+
+
+def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int, config: RunConfig) -> HostBatch:
     def joined(name: str) -> np.ndarray:
         return np.concatenate([getattr(g.rows, name) for g in groups])
 
@@ -64,22 +89,35 @@ def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int
         tokens=joined("tokens"),
         loss_mask=joined("loss_mask"),
         behavior_logprobs=joined("behavior_logprobs"),
-        advantages=np.concatenate([g.advantages for g in groups]),
+        advantages=_advantages(groups, config.algorithm),
         temperature=joined("temperature"),
         num_windows=num_windows,
-        window_tokens=window_tokens,
+        window_tokens=config.learner.window_tokens,
     )
+    policy_tokens = int(arrays.loss_mask.sum())
     return HostBatch(
         clock=clock,
         groups=groups,
         layout=layout,
         arrays=arrays,
-        denominator=int(arrays.loss_mask.sum()),
+        policy_tokens=policy_tokens,
+        denominator=denominator(
+            config.algorithm.aggregation,
+            num_policy_tokens=policy_tokens,
+            num_sequences=_num_sequences(arrays),
+            constant_tokens=config.algorithm.constant_tokens,
+        ),
         num_tokens=int(lengths.sum()),
         staleness=trajectory_staleness(groups, clock),
         rewards=joined("rewards"),
         successes=joined("successes"),
     )
+
+
+def _num_sequences(arrays: PackedArrays) -> int:
+    """Trajectories with a policy token."""
+    window, column = np.nonzero(arrays.loss_mask)
+    return len(np.unique(window.astype(np.int64) << 32 | arrays.segment_ids[window, column]))
 
 
 def step_record(batch: HostBatch, *, incarnation: str, seed: int, override: bool) -> dict[str, Any]:
@@ -90,13 +128,13 @@ def step_record(batch: HostBatch, *, incarnation: str, seed: int, override: bool
         "groups": [group_state(group) for group in batch.groups],
         "num_windows": batch.num_windows,
         "layout": {"window": batch.layout.window.tolist(), "start": batch.layout.start.tolist()},
-        "policy_tokens": batch.denominator,
+        "policy_tokens": batch.policy_tokens,
         "mean_staleness": float(batch.staleness.mean()),
         "throttle_override": override,
     }
 
 
-def batch_of_record(record: Mapping[str, Any], fetch: FetchRows, window_tokens: int) -> HostBatch:
+def batch_of_record(record: Mapping[str, Any], fetch: FetchRows, config: RunConfig) -> HostBatch:
     """The batch that a step record describes, equal to the bit to the one that was recorded.
 
     Raises:
@@ -118,10 +156,10 @@ def batch_of_record(record: Mapping[str, Any], fetch: FetchRows, window_tokens: 
     window = np.array(record["layout"]["window"], np.int32)
     start = np.array(record["layout"]["start"], np.int32)
     layout = Layout(window, start, int(window.max()) + 1)
-    batch = _build(groups, record["clock"] - 1, layout, record["num_windows"], window_tokens)
-    if batch.denominator != record["policy_tokens"]:
+    batch = _build(groups, record["clock"] - 1, layout, record["num_windows"], config)
+    if batch.policy_tokens != record["policy_tokens"]:
         raise CorruptObject(
-            f"step record {record['clock']}: received rows with {batch.denominator} policy tokens, "
+            f"step record {record['clock']}: received rows with {batch.policy_tokens} policy tokens, "
             f"recorded {record['policy_tokens']}"
         )
     return batch

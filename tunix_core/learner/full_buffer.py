@@ -63,7 +63,7 @@ def measure(
     if not records:
         raise DataError("step records: found none, accepted at least one. Measure a run that has trained.")
     fetch = RowFetcher(store)
-    batches = itertools.cycle([batch_of_record(record, fetch, config.learner.window_tokens) for record in records])
+    batches = itertools.cycle([batch_of_record(record, fetch, config) for record in records])
     counts = window_counts(config)
     trainer = DecoderTrainer(config)
     trainer.compile(counts[-1])
@@ -73,7 +73,7 @@ def measure(
     def step() -> int:
         nonlocal state
         batch = next(batches)
-        host = assemble(batch.groups, batch.clock, counts, config.learner.window_tokens)
+        host = assemble(batch.groups, batch.clock, counts, config)
         state, metrics = trainer.step(state, reference, trainer.put(host.arrays), host.denominator)
         float(metrics["loss"])  # blocks until the device is done
         return host.num_tokens

@@ -169,9 +169,7 @@ class Learner:
 
     def _replay(self) -> None:
         first = self.clock
-        for clock in recovery.replay(
-            self._store, self._buffer, self._config.learner.window_tokens, self._execute_again
-        ):
+        for clock in recovery.replay(self._store, self._buffer, self._config, self._execute_again):
             self._snapshot_if_due(clock)
         if self.clock > first:
             self._totals.num_replayed_steps += self.clock - first

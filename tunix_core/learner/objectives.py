@@ -58,8 +58,62 @@ def predictions(params: Params, config: ModelConfig, batch: Batch) -> tuple[jax.
     return token_logprobs(params, config, before, batch.tokens, temperature)
 
 
+class _Tokens(NamedTuple):
+    """Of one micro-batch, `[M, W]`; neutral where the policy did not speak."""
+
+    logprobs: jax.Array
+    proximal: jax.Array
+    behavior: jax.Array
+    reference: jax.Array
+    advantages: jax.Array
+    mask: jax.Array
+    segment_ids: jax.Array
+
+
+def _correction(algorithm: AlgorithmConfig, at: _Tokens) -> jax.Array:
+    band = (algorithm.mask_low, algorithm.mask_high)
+    segments = (at.mask, at.segment_ids)
+    match algorithm.correction:
+        case "truncate":
+            return corrections.truncated_importance_weights(at.proximal, at.behavior, algorithm.importance_truncation)
+        case "truncate_sequence":
+            return corrections.truncated_sequence_weights(
+                at.proximal, at.behavior, *segments, algorithm.importance_truncation
+            )
+        case "mask":
+            return corrections.masked_importance_weights(at.proximal, at.behavior, *band)
+        case "mask_sequence":
+            return corrections.geometric_sequence_mask(at.proximal, at.behavior, *segments, *band)
+        case "none":
+            return jnp.ones_like(at.proximal)
+
+
+def _policy_loss(algorithm: AlgorithmConfig, at: _Tokens, correction: jax.Array) -> tuple[jax.Array, jax.Array]:
+    clip = (algorithm.clip_low, algorithm.clip_high)
+    dual_clip = algorithm.dual_clip or None
+    match algorithm.loss:
+        case "decoupled_ppo":
+            return losses.decoupled_ppo(at.logprobs, at.proximal, at.advantages, correction, *clip, dual_clip)
+        case "ppo":
+            return losses.decoupled_ppo(at.logprobs, at.behavior, at.advantages, correction, *clip, dual_clip)
+        case "gspo":
+            return losses.gspo(at.logprobs, at.behavior, at.advantages, at.mask, at.segment_ids, *clip)
+        case "cispo":
+            return losses.cispo(at.logprobs, at.behavior, at.advantages, *clip)
+        case "policy_gradient":
+            loss = losses.importance_weighted(at.logprobs, at.advantages, correction)
+            return loss, jnp.zeros_like(at.mask)
+
+
+def _divergence(algorithm: AlgorithmConfig, at: _Tokens) -> jax.Array:
+    """KL to the reference per token."""
+    if algorithm.kl_estimator == "unbiased":
+        return kl.unbiased_k3(at.logprobs, at.proximal, at.reference)
+    return {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}[algorithm.kl_estimator](at.logprobs, at.reference)
+
+
 def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objective:
-    """Decoupled PPO with truncated importance weights, and a KL leash to the reference.
+    """The policy loss that `algorithm` describes, with a KL leash to the reference.
 
     With one update per batch the proximal policy is the current one, so its log probabilities are
     `stop_gradient(current)` and cost no pass of their own.
@@ -67,29 +121,41 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
 
     def objective(params: Params, reference: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, Sums]:
         mask = jnp.asarray(batch.loss_mask)
-        # Masked tokens may hold anything: neutral values on the way in, none of them on the way out.
-        advantages = aggregation.where_policy(mask, batch.advantages)
+        segment_ids = jnp.asarray(batch.segment_ids)
         logprobs, entropy = predictions(params, model, batch)
-        reference_logprobs = jax.lax.stop_gradient(predictions(reference, model, batch)[0])
         proximal = jax.lax.stop_gradient(logprobs)
-        behavior = aggregation.where_policy(mask, batch.behavior_logprobs, proximal)
-
-        correction = corrections.truncated_importance_weights(proximal, behavior, algorithm.importance_truncation)
-        loss, clipped = losses.decoupled_ppo(
-            logprobs, proximal, advantages, correction, algorithm.clip_low, algorithm.clip_high
+        # Masked tokens may hold anything: neutral values on the way in, none of them on the way out.
+        at = _Tokens(
+            logprobs=logprobs,
+            proximal=proximal,
+            behavior=aggregation.where_policy(mask, batch.behavior_logprobs, proximal),
+            reference=jax.lax.stop_gradient(predictions(reference, model, batch)[0]),
+            advantages=aggregation.where_policy(mask, batch.advantages),
+            mask=mask,
+            segment_ids=segment_ids,
         )
-        # Both gradients of the estimator: of the ratio and of k3.
-        leash = correction * kl.unbiased_k3(logprobs, proximal, reference_logprobs)
-        part = aggregation.masked_sum(loss + algorithm.kl_coefficient * leash, mask) / denominator
+        correction = _correction(algorithm, at)
+        if algorithm.kl_in == "reward":
+            cost = jax.lax.stop_gradient(_divergence(algorithm, at))
+            at = at._replace(advantages=at.advantages - algorithm.kl_coefficient * cost)
+        loss, clipped = _policy_loss(algorithm, at, correction)
+        total = loss
+        if algorithm.kl_in == "loss":
+            # The tokens are the behavior policy's: the leash is corrected as the loss is.
+            total = loss + algorithm.kl_coefficient * correction * _divergence(algorithm, at)
+        weights = aggregation.token_weights(algorithm.aggregation, mask, segment_ids)
+        part = aggregation.masked_sum(weights * total, mask) / denominator
 
         add = lambda values: aggregation.masked_sum(jax.lax.stop_gradient(values), mask)  # noqa: E731
-        off_policy = diagnostics.moments(proximal, behavior, clipped, mask, truncation=algorithm.importance_truncation)
+        off_policy = diagnostics.moments(
+            proximal, at.behavior, clipped, mask, truncation=algorithm.importance_truncation
+        )
         sums = {
             **off_policy._asdict(),
             "policy_loss": add(loss),
-            "kl_reference": add(kl.k3(proximal, reference_logprobs)),
+            "kl_reference": add(kl.k3(proximal, at.reference)),
             "entropy": add(entropy),
-            "max_logprob_gap": jnp.where(mask, jnp.abs(proximal - behavior), 0).max(),
+            "max_logprob_gap": jnp.where(mask, jnp.abs(proximal - at.behavior), 0).max(),
         }
         return part, sums
 

@@ -111,7 +111,7 @@ class Preparer:
         learner = self._config.learner
         num_fitting = fit_groups([g.rows.lengths for g in groups], learner.window_tokens, self._counts[-1])
         self._buffer.put_back(groups[num_fitting:])
-        host = assemble(groups[:num_fitting], clock, self._counts, learner.window_tokens)
+        host = assemble(groups[:num_fitting], clock, self._counts, self._config)
         device = self._trainer.put(host.arrays)
         record = step_record(host, incarnation=self._incarnation, seed=self._config.seed, override=override)
         with_retries(lambda: write_step(self._store, clock + 1, record), stop)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.rows import RowFetcher
 from tunix_core.learner.batches import HostBatch, batch_of_record
@@ -56,7 +57,7 @@ def restore(
 
 
 def replay(
-    store: ObjectStore, buffer: ReplayBuffer, window_tokens: int, execute: Callable[[HostBatch, dict[str, Any]], None]
+    store: ObjectStore, buffer: ReplayBuffer, config: RunConfig, execute: Callable[[HostBatch, dict[str, Any]], None]
 ) -> Iterator[int]:
     """Execute the step records after the buffer's clock, in order; yields the clock after each.
 
@@ -68,7 +69,7 @@ def replay(
     """
     fetch = RowFetcher(store)
     for record in read_steps(store, buffer.clock):
-        batch = batch_of_record(record, fetch, window_tokens)
+        batch = batch_of_record(record, fetch, config)
         for group in batch.groups:
             buffer.consume_again(group.rows, group.group_id)
         execute(batch, record)

@@ -31,7 +31,7 @@ def step_row(
         "num_groups": len(host.groups),
         "num_trajectories": len(host.rewards),
         "num_tokens": host.num_tokens,
-        "policy_tokens": host.denominator,
+        "policy_tokens": host.policy_tokens,
         "num_windows": host.num_windows,
         "window_fill": host.num_tokens / (host.num_windows * window_tokens),
     }

@@ -28,7 +28,7 @@ class Trainer(Protocol):
     def put(self, arrays: PackedArrays) -> Any:
         """Onto the device, as the compiled step takes it."""
 
-    def step(self, state: State, reference: Any, batch: Any, denominator: int) -> tuple[State, Mapping[str, Any]]:
+    def step(self, state: State, reference: Any, batch: Any, denominator: float) -> tuple[State, Mapping[str, Any]]:
         """One update; gives up `state`. Metrics are scalars, `nonfinite` is 1 where the update was skipped."""
 
     def tensors(self, state: State) -> dict[str, np.ndarray]:

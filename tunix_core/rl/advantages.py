@@ -1,8 +1,14 @@
-"""Group-relative advantages: how much better an episode was than its siblings on the same task."""
+"""Advantages of whole episodes against their siblings on the same task, and against the batch.
+
+Members of a group are found by id, never by position. An episode that forked into several
+trajectories counts once in every mean and deviation, and its trajectories share what it gets.
+
+Shapes: N trajectories.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,11 +21,10 @@ def group_relative_advantages(
     normalize: bool,
     epsilon: float = 1e-6,
 ) -> np.ndarray:
-    """A = (R - mean(group)) / (std(group) + epsilon), members found by id and never by position.
+    """A = (R - mean(group)) / (std(group) + epsilon).
 
-    GRPO (arXiv:2402.03300, section 4.1.2); without the division it is Dr.GRPO's (arXiv:2503.20783).
-    An episode that forked into several trajectories counts once in mean and deviation. A group with
-    fewer than two episodes, or whose rewards are all equal, has no signal: exactly 0.
+    GRPO (arXiv:2402.03300, section 4.1.2); without the division it is Dr.GRPO's (arXiv:2503.20783). A group
+    with fewer than two episodes, or whose rewards are all equal, has no signal: exactly 0.
 
     Args:
         rewards: [N], one per trajectory; trajectories of one episode share theirs.
@@ -28,17 +33,107 @@ def group_relative_advantages(
     Returns:
         float32 [N].
     """
+
+    def advantage(own: np.ndarray, returns: np.ndarray) -> np.ndarray:
+        return (own - returns.mean()) / (returns.std() + epsilon if normalize else 1.0)
+
+    return _by_group(rewards, group_ids, episode_ids, advantage)
+
+
+def leave_one_out_advantages(rewards: np.ndarray, group_ids: Sequence[str], episode_ids: Sequence[str]) -> np.ndarray:
+    """A = R - mean of the group's *other* episodes (RLOO, arXiv:2402.14740, eq. 5).
+
+    With n episodes that is n / (n - 1) (R - mean(group)): an unbiased baseline. Arguments, result and
+    groups without a signal as `group_relative_advantages`.
+    """
+
+    def advantage(own: np.ndarray, returns: np.ndarray) -> np.ndarray:
+        return (own - returns.mean()) * len(returns) / (len(returns) - 1)
+
+    return _by_group(rewards, group_ids, episode_ids, advantage)
+
+
+def batch_normalized(
+    advantages: np.ndarray, group_ids: Sequence[str], episode_ids: Sequence[str], epsilon: float = 1e-6
+) -> np.ndarray:
+    """(A - mean) / (std + epsilon) over the episodes of a batch.
+
+    REINFORCE++ normalises returns over the batch and not over a group; with centred returns in, it is the
+    paper's variant with a group baseline (arXiv:2501.03262, section 3).
+
+    Args:
+        advantages: [N], of whole trajectories.
+        group_ids, episode_ids: [N].
+
+    Returns:
+        float32 [N]; zeros where all are equal.
+    """
+    values = np.asarray(advantages, np.float64)
+    of_episodes = values[_first_of_episode(_numbered(group_ids), episode_ids)]
+    if not len(values) or np.ptp(of_episodes) == 0:
+        return np.zeros(len(values), np.float32)
+    return ((values - of_episodes.mean()) / (of_episodes.std() + epsilon)).astype(np.float32)
+
+
+def turn_returns(turn_rewards: Sequence[float] | np.ndarray, discount: float = 1.0) -> np.ndarray:
+    """G_k = sum over j >= k of discount^(j - k) r_j: what came after each policy turn of one trajectory.
+
+    Args:
+        turn_rewards: [K], in order.
+        discount: per turn.
+
+    Returns:
+        float64 [K].
+    """
+    returns = np.zeros(len(turn_rewards))
+    later = 0.0
+    for k in range(len(turn_rewards) - 1, -1, -1):
+        later = returns[k] = turn_rewards[k] + discount * later
+    return returns
+
+
+def soft_overlong_penalty(num_tokens: np.ndarray, limit_tokens: int, buffer_tokens: int) -> np.ndarray:
+    """0 up to limit - buffer, then falling linearly to -1 at the limit, -1 beyond (DAPO, arXiv:2503.14476, eq. 13).
+
+    Args:
+        num_tokens: [N], policy tokens per episode.
+        limit_tokens: the longest that is allowed.
+        buffer_tokens: length of the slope, 1 to `limit_tokens`.
+
+    Returns:
+        float32 [N], added to the rewards.
+    """
+    over = np.asarray(num_tokens, np.float64) - (limit_tokens - buffer_tokens)
+    return -np.clip(over / buffer_tokens, 0, 1).astype(np.float32)
+
+
+def _by_group(
+    rewards: np.ndarray,
+    group_ids: Sequence[str],
+    episode_ids: Sequence[str],
+    advantage: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> np.ndarray:
+    """`advantage(rewards of a group's trajectories, returns of its episodes)`, in the trajectories' order."""
     rewards = np.asarray(rewards, np.float64)
-    groups = np.unique(np.asarray(group_ids, str), return_inverse=True)[1]
-    first_of_episode = np.zeros(len(rewards), bool)
-    pairs = np.stack([groups, np.unique(np.asarray(episode_ids, str), return_inverse=True)[1]], axis=1)
-    first_of_episode[np.unique(pairs, axis=0, return_index=True)[1]] = True
+    groups = _numbered(group_ids)
+    first_of_episode = _first_of_episode(groups, episode_ids)
     advantages = np.zeros(len(rewards))
     for group in range(groups.max() + 1 if len(groups) else 0):
         members = groups == group
         returns = rewards[members & first_of_episode]
-        if len(returns) < 2 or np.ptp(returns) == 0:
-            continue
-        scale = returns.std() + epsilon if normalize else 1.0
-        advantages[members] = (rewards[members] - returns.mean()) / scale
+        if len(returns) >= 2 and np.ptp(returns) > 0:
+            advantages[members] = advantage(rewards[members], returns)
     return advantages.astype(np.float32)
+
+
+def _numbered(names: Sequence[str]) -> np.ndarray:
+    """Equal names -> equal numbers from 0."""
+    return np.unique(np.asarray(names, str), return_inverse=True)[1]
+
+
+def _first_of_episode(groups: np.ndarray, episode_ids: Sequence[str]) -> np.ndarray:
+    """bool [N]: one trajectory of each (group, episode)."""
+    pairs = np.stack([groups, _numbered(episode_ids)], axis=1)
+    first = np.zeros(len(groups), bool)
+    first[np.unique(pairs, axis=0, return_index=True)[1]] = True
+    return first
