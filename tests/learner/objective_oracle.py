@@ -45,11 +45,15 @@ def algorithm_of(case: dict[str, Any]) -> AlgorithmConfig:
     return AlgorithmConfig(**{**defaults, **case})
 
 
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""A third of the time to compile; what is run once need not be fast."""
+
+
 @functools.cache
 def compiled(algorithm: AlgorithmConfig) -> Callable[..., tuple[jax.Array, Any]]:
     """(parameters, reference, batch, denominator) -> loss and gradient."""
     objective = policy_objective(MODEL, algorithm)
-    return jax.jit(jax.value_and_grad(lambda *arguments: objective(*arguments)[0]))
+    return jax.jit(jax.value_and_grad(lambda *arguments: objective(*arguments)[0]), compiler_options=QUICK)
 
 
 def make_batch() -> Batch:
