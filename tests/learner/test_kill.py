@@ -63,7 +63,7 @@ def test_killed_twice_and_interrupted_once_equals_an_uninterrupted_run(tmp_path:
         assert progress["ledger_trajectories"]["surplus"] == 6
         assert progress["compilations_after_warmup"] == 0
     assert "nothing to do" in run_to_end(killed, cache)
-    assert "identical to version 11, to the bit" in replay(killed, cache, 11)
+    assert f"identical to version {NUM_STEPS}, to the bit" in replay(killed, cache, NUM_STEPS)
 
 
 def test_a_run_without_policy_zero_says_so(tmp_path: Path, cache: Path) -> None:
