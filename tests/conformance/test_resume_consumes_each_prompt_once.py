@@ -33,7 +33,7 @@ def test_resume_consumes_each_prompt_once(tmp_path: Path) -> None:
     store = open_store(str(killed))
     rng = np.random.default_rng(int(os.environ.get("TUNIX_TEST_SEED", "0")))
     for life in range(NUM_KILLS):
-        write_shards(store, GROUPS_PER_LIFE, first=GROUPS_PER_LIFE * life, incarnation=f"a{life}")
+        write_shards(store, GROUPS_PER_LIFE, first=GROUPS_PER_LIFE * life, incarnation=f"b{life}")
         # Before or in the replay, in steps, between them, while a checkpoint is written, after them.
         awaited = len(read_steps(store, 0)) + int(rng.integers(0, 7))
         process = start(killed, cache)

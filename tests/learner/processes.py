@@ -35,7 +35,7 @@ def tiny_config(num_steps: int) -> RunConfig:
             "learner.num_steps": num_steps,
             "learner.max_windows": 2,
             "learner.windows_per_microbatch": 1,
-            "staleness.max_staleness": 100,
+            "staleness.max_staleness": 1000,
             "checkpoint.interval_steps": 4,
         }
     )
