@@ -36,6 +36,7 @@ def tiny_config(num_steps: int) -> RunConfig:
             "learner.max_windows": 2,
             "learner.windows_per_microbatch": 1,
             "staleness.max_staleness": 1000,
+            "staleness.max_mean_staleness": 1000.0,
             "checkpoint.interval_steps": 4,
         }
     )
