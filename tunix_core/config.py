@@ -31,6 +31,12 @@ def _require_range(
     _require(low <= value <= high, field, value, f"{low} to {high}", remedy)
 
 
+def _require_choice(field: str, value: object, kind: Any) -> None:
+    """`kind` is a Literal."""
+    accepted = typing.get_args(kind)
+    _require(value in accepted, field, value, ", ".join(map(str, accepted)), "Choose one of them.")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A decoder with rotary positions, grouped-query attention, RMSNorm and SwiGLU."""
@@ -180,22 +186,10 @@ class AlgorithmConfig:
         _require_range("algorithm.constant_tokens", self.constant_tokens, 1)
         _require_range("algorithm.kl_coefficient", self.kl_coefficient, 0)
         _require_range("algorithm.temperature", self.temperature, 1e-3, 10)
-        self._require_choices()
-        self._require_what_belongs_together()
-
-    def _require_choices(self) -> None:
-        for field in dataclasses.fields(self):
-            kind = typing.get_type_hints(type(self))[field.name]
+        for name, kind in typing.get_type_hints(type(self)).items():
             if typing.get_origin(kind) is Literal:
-                accepted = typing.get_args(kind)
-                received = getattr(self, field.name)
-                _require(
-                    received in accepted,
-                    f"algorithm.{field.name}",
-                    received,
-                    ", ".join(accepted),
-                    "Choose one of them.",
-                )
+                _require_choice(f"algorithm.{name}", getattr(self, name), kind)
+        self._require_what_belongs_together()
 
     def _require_what_belongs_together(self) -> None:
         coupled = self.loss in ("ppo", "gspo", "cispo")
@@ -542,13 +536,7 @@ def _coerce(kind: Any, value: Any, field: str) -> Any:
         inner = typing.get_args(kind)[0]
         return tuple(_coerce(inner, item, f"{field}[{i}]") for i, item in enumerate(value))
     if origin is Literal:
-        _require(
-            value in typing.get_args(kind),
-            field,
-            value,
-            ", ".join(map(str, typing.get_args(kind))),
-            "Choose one of them.",
-        )
+        _require_choice(field, value, kind)
         return value
     if origin in (typing.Union, types.UnionType):
         raise AssertionError(f"{field}: unions are not used in configurations")

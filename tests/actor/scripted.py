@@ -66,7 +66,7 @@ class ScriptedEnvironment:
         return StepResult("", float(len(text) % 2), True, "", True, {"answer": float(len(text) % 2)}, 0.0)
 
     def demonstration(self, seed: int) -> list[tuple[str, str]]:
-        raise NotImplementedError(seed)
+        return [("prompt", f"go {seed % 10}"), ("policy", "a"), ("tool", "ok"), ("policy", "a")]
 
 
 def no_fault(_seed: int) -> str:

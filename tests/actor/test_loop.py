@@ -96,12 +96,13 @@ def test_a_zero_share_starts_nothing(tmp_path) -> None:
 
 def test_bound_zero_waits_for_the_current_clocks_weights(tmp_path) -> None:
     def script(learner: ScriptedLearner) -> bool:
-        if learner.clock == 0 and len(learner.groups()) >= 3:
+        if learner.clock == 0 and len(learner.groups()) >= 6:
             learner.clock = 1
             learner.capacity = 50
-        elif learner.clock == 1 and len(learner.groups()) >= 6 and actor_waits(learner):
+        elif learner.clock == 1 and actor_waits(learner):
             learner.publish(1, 1)
             learner.clock = 2  # never published: nothing may be started for it
+            waited.clear()
         return learner.clock == 2 and actor_waits(learner)
 
     waited = []

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.support.airflow_service import ScriptedAirflow
-from tests.support.run_factory import make_trajectory, tiny_config
+from tests.support.run_factory import tiny_config, write_group
 from tunix_core.evaluation.trajectories import HourEvaluation, read_evaluations
 from tunix_core.processes import wait_until
 from tunix_core.storage.run_directory import create_run
@@ -32,21 +32,8 @@ def write_groups(store: ObjectStore, hour: int, versions: tuple[int, ...], *, in
     now = DAY + 3600 * hour + 60
     writer = TrajectoryWriter(store, actor_id="actor_0_0", incarnation=f"{incarnation}{hour}", clock=lambda: now)
     for version in versions:
-        group = f"{incarnation}-{hour:02d}-{version:04d}"
-        writer.write(
-            [
-                make_trajectory(
-                    f"{group}-{member}",
-                    group_id=group,
-                    version=version,
-                    solved=member < version,
-                    actor_id=writer.actor_id,
-                    incarnation=writer.incarnation,
-                    created_at=now,
-                )
-                for member in range(4)
-            ]
-        )
+        group_id = f"{incarnation}-{hour:02d}-{version:04d}"
+        write_group(writer, group_id, version=version, num_solved=version, created_at=now)
     writer.close()
 
 

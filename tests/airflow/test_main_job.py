@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.airflow_service import DAG, processes_of
 from tunix_core import paths
-from tunix_core.console.demo import split_cpus
+from tunix_core.console.demo import launcher_overrides, split_cpus
 from tunix_core.console.emulator import start_fake_gcs
 from tunix_core.console.service import AirflowService, default_options
 from tunix_core.evaluation.audit import audit_run, ledger_faults
@@ -73,20 +73,14 @@ def job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     service = AirflowService(tmp_path / "home")
-    learner_cpus, other_cpus = split_cpus()
-    options = default_options([root], cpus=other_cpus)
+    options = default_options([root], cpus=split_cpus()[1])
     store: ObjectStore | None = None
     try:
         service.start(dataclasses.replace(options, environment=tuple(environment.items())))
         client = service.client()
         client.wait_for_dag(DAG, 120)
         client.unpause(DAG)
-        overrides = {
-            "launcher.learner_cpus": list(learner_cpus),
-            "launcher.other_cpus": list(other_cpus),
-            "launcher.idle_actors": bool(learner_cpus),
-        }
-        run_id = client.trigger(DAG, {"num_steps": NUM_STEPS, "overrides": overrides})
+        run_id = client.trigger(DAG, {"num_steps": NUM_STEPS, "overrides": launcher_overrides()})
         store = open_store(f"{root}/{paths.run_name(DAG, run_id)}")
         yield MainJob(service=service, run_id=run_id, store=store)
     finally:

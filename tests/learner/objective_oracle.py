@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.learner.step_cases import MODEL, make_sequences
+from tests.learner import step_cases
+from tests.learner.step_cases import MAX_TOKENS, MODEL, make_sequences
 from tunix_core.config import AlgorithmConfig
 from tunix_core.learner.objectives import Batch, policy_objective
 from tunix_core.rl import aggregation
@@ -139,6 +140,20 @@ def denominator_of(a: AlgorithmConfig) -> float:
         num_sequences=len(SEQUENCES.lengths),
         constant_tokens=a.constant_tokens,
     )
+
+
+def derivative(slope: np.ndarray, params: Any, direction: Any) -> float:
+    """Of the loss along a direction of the parameters, from its slope in each log probability."""
+    valid = np.arange(MAX_TOKENS) < SEQUENCES.lengths[:, None]
+    logprobs = lambda p: step_cases._logprobs(p, SEQUENCES.tokens, valid, SEQUENCES.temperature)  # noqa: E731
+    move = jax.jvp(logprobs, (params,), (direction,))[1]
+    return float((slope * np.asarray(move, np.float64)).sum())
+
+
+def along(gradient: Any, direction: Any) -> float:
+    """The same from the gradient in the parameters."""
+    leaves = zip(*map(jax.tree.leaves, (gradient, direction)), strict=True)
+    return sum(float((g * d).sum()) for g, d in leaves)
 
 
 def slopes(a: AlgorithmConfig, current: np.ndarray, reference: np.ndarray, step: float = 1e-5) -> np.ndarray:

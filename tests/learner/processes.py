@@ -52,12 +52,15 @@ def create(folder: Path, num_steps: int, num_groups: int | None = None) -> None:
     write_shards(store, 2 * num_steps + 3 if num_groups is None else num_groups)
 
 
+def environment(cache: Path) -> dict[str, str]:
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "TUNIX_COMPILATION_CACHE": str(cache)}
+
+
 def start(folder: Path, cache: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TUNIX_COMPILATION_CACHE": str(cache)}
     return subprocess.Popen(
         [sys.executable, "-m", "tasks.run_learner", "--run", str(folder)],
         cwd=ROOT,
-        env=environment,
+        env=environment(cache),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -65,9 +68,8 @@ def start(folder: Path, cache: Path) -> subprocess.Popen[str]:
 
 
 def replay(folder: Path, cache: Path, step: int) -> str:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TUNIX_COMPILATION_CACHE": str(cache)}
     command = [sys.executable, "-m", "tunix_core.console.cli", "replay", "--run", str(folder), "--step", str(step)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, env=environment(cache), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

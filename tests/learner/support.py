@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.data.support import centered, make_group
 from tunix_core.config import RunConfig, load_recipe
@@ -145,3 +146,23 @@ def open_run(folder: Path) -> ObjectStore:
 def consumed_ids(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """`(shard, row)` in order of consumption."""
     return [(g["shard"], row) for record in records for g in record["groups"] for row in g["rows"]]
+
+
+class Killed(BaseException):
+    """Ends a learner where it stands."""
+
+
+def run_killed(store: ObjectStore, config: RunConfig, *, where: str, clock: int, incarnation: str) -> None:
+    """Run a learner that dies in the method `where` once its clock is `clock`."""
+    learner = make_learner(store, config, incarnation=incarnation)
+    original = getattr(learner, where)
+
+    def die(*args: Any, **kwargs: Any) -> Any:
+        if learner.clock >= clock:  # its records may be one step ahead of it, and are executed first
+            raise Killed
+        return original(*args, **kwargs)
+
+    setattr(learner, where, die)
+    with pytest.raises(Killed):
+        learner.run()
+    learner._checkpoints.finish()  # whether it got through is another test's matter

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.learner import support
 from tests.learner.support import (
     consumed_ids,
     initial_weights,
@@ -24,24 +25,8 @@ from tunix_core.storage.store import ObjectStore
 CONFIG = make_config(**{"learner.num_steps": 9, "staleness.max_staleness": 12, "checkpoint.interval_steps": 3})
 
 
-class Killed(BaseException):
-    """Ends a learner where it stands."""
-
-
 def run_killed(store: ObjectStore, where: str, clock: int, incarnation: str) -> None:
-    """Run a learner that dies in the method `where` once its clock is `clock`."""
-    learner = make_learner(store, CONFIG, incarnation=incarnation)
-    original = getattr(learner, where)
-
-    def die(*args, **kwargs):
-        if learner.clock >= clock:  # its records may be one step ahead of it, and are executed first
-            raise Killed
-        return original(*args, **kwargs)
-
-    setattr(learner, where, die)
-    with pytest.raises(Killed):
-        learner.run()
-    learner._checkpoints.finish()  # whether it got through is another test's matter
+    support.run_killed(store, CONFIG, where=where, clock=clock, incarnation=incarnation)
 
 
 @pytest.fixture(scope="module")

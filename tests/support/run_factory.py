@@ -127,10 +127,10 @@ def make_run(
     config = config or tiny_config(num_steps)
     create_run(store, config, run_id="made", extra={"dag_id": "post_training"})
     policies = PolicyStore(store)
-    for version in range(num_steps + 1):
-        weights = tensors or {"weights": np.full(4, version, np.float32)}
-        parent = version - 1 if version else None
-        policies.publish(version, weights, config={}, parent=parent, publisher="sync_weights", gate={})
+    for published in range(num_steps + 1):
+        weights = tensors or {"weights": np.full(4, published, np.float32)}
+        parent = published - 1 if published else None
+        policies.publish(published, weights, config={}, parent=parent, publisher="sync_weights", gate={})
     ledger = Ledger()
     now = START
     writers = [
@@ -141,7 +141,11 @@ def make_run(
     learner = MetricRecorder("learner", clock=lambda: now)
     for step in range(1, num_steps + 2):
         now = START + 10 * step
-        groups = [_write_group(writer, step, max(0, step - 1 - lag)) for writer in writers]
+        version = max(0, step - 1 - lag)
+        groups = [
+            write_group(w, f"{w.actor_id}-{step:04d}", version=version, num_solved=step, created_at=now)
+            for w in writers
+        ]
         shards += [key for key, _ in groups]
         lengths = np.concatenate([[t.num_tokens for t in group] for _, group in groups])
         ledger.receive("buffered", lengths)
@@ -159,17 +163,19 @@ def make_run(
     return MadeRun(store=store, config=config, shards=shards, ledger=ledger.tokens())
 
 
-def _write_group(writer: TrajectoryWriter, step: int, version: int) -> tuple[str, list[Trajectory]]:
-    group_id = f"{writer.actor_id}-{step:04d}"
+def write_group(
+    writer: TrajectoryWriter, group_id: str, *, version: int, num_solved: int, created_at: float
+) -> tuple[str, list[Trajectory]]:
+    """One shard with one group, of which the first `num_solved` members are solved; its key and rows."""
     group = [
         make_trajectory(
             f"{group_id}-{member}",
             group_id=group_id,
             version=version,
-            solved=member < step,
+            solved=member < num_solved,
             actor_id=writer.actor_id,
             incarnation=writer.incarnation,
-            created_at=START + 10 * step,
+            created_at=created_at,
         )
         for member in range(GROUP_SIZE)
     ]

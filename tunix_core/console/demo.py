@@ -62,16 +62,20 @@ def split_cpus() -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (cpus[-1],), tuple(cpus[:-1])
 
 
-def run_overrides(options: DemoOptions) -> dict[str, Any]:
-    """The run's options beyond the recipe: where its processes run, unless the person said so."""
+def launcher_overrides() -> dict[str, Any]:
+    """Where the run's processes run on this machine."""
     learner_cpus, other_cpus = split_cpus()
-    places = {
+    return {
         "launcher.learner_cpus": list(learner_cpus),
         "launcher.other_cpus": list(other_cpus),
         # Everywhere, behind everyone: they use what the learner leaves of its CPU.
         "launcher.idle_actors": bool(learner_cpus),
     }
-    return {**places, **options.overrides}
+
+
+def run_overrides(options: DemoOptions) -> dict[str, Any]:
+    """The run's options beyond the recipe: where its processes run, unless the person said so."""
+    return {**launcher_overrides(), **options.overrides}
 
 
 class Demo:

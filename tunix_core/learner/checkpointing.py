@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -82,10 +83,14 @@ def load(store: ObjectStore, clock: int) -> Checkpoint:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def load_newest(store: ObjectStore) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that can be read, None where there is none; and why newer ones could not."""
+def load_newest(store: ObjectStore, *, before: float = math.inf) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that can be read, None where there is none; and why newer ones could not.
+
+    Args:
+        before: only checkpoints of a lower clock.
+    """
     refused: list[str] = []
-    for clock in reversed(CheckpointStore(store).clocks()):
+    for clock in reversed([clock for clock in CheckpointStore(store).clocks() if clock < before]):
         try:
             return load(store, clock), refused
         except (CorruptObject, ObjectMissing) as error:

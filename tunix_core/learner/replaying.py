@@ -15,11 +15,10 @@ import numpy as np
 from tunix_core.config import RunConfig
 from tunix_core.data.packing import window_counts
 from tunix_core.data.rows import RowFetcher
-from tunix_core.errors import ConfigError, CorruptObject, ObjectMissing
-from tunix_core.learner import checkpointing
+from tunix_core.errors import ConfigError, ObjectMissing
 from tunix_core.learner.batches import batch_of_record
-from tunix_core.learner.trainer import Trainer
-from tunix_core.storage.checkpoints import CheckpointStore
+from tunix_core.learner.checkpointing import load_newest
+from tunix_core.learner.trainer import State, Trainer
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.snapshots import SnapshotStore
 from tunix_core.storage.step_records import read_steps
@@ -73,12 +72,11 @@ def replay_step(store: ObjectStore, config: RunConfig, trainer: Trainer, referen
     )
 
 
-def _state_before(store: ObjectStore, trainer: Trainer, step: int) -> tuple[int, object]:
-    for clock in reversed([c for c in CheckpointStore(store).clocks() if c < step]):
-        try:
-            return clock, trainer.from_host(checkpointing.load(store, clock).state)
-        except (CorruptObject, ObjectMissing):
-            continue  # an older one makes the way longer, not wrong
+def _state_before(store: ObjectStore, trainer: Trainer, step: int) -> tuple[int, State]:
+    # Where the newest cannot be read, an older one makes the way longer, not wrong.
+    checkpoint, _ = load_newest(store, before=step)
+    if checkpoint is not None:
+        return checkpoint.clock, trainer.from_host(checkpoint.state)
     policy_zero = _kept(store, 0)
     if policy_zero is None:
         raise ConfigError("--step", step, "a step behind a checkpoint that is kept", "Choose a later one.")
