@@ -13,9 +13,21 @@ ROOT = Path(__file__).parents[1]
 
 SCIENCE = {"numpy"}
 JAX = {"jax", "jaxlib", "flax", "optax", "orbax"}
-STORAGE = {"pyarrow", "fsspec", "gcsfs", "safetensors", "aiohttp", "requests"}
+STORAGE = {"pyarrow", "fsspec", "gcsfs", "safetensors", "ml_dtypes", "aiohttp", "requests"}
+MODEL_FILES = {"gguf", "tokenizers", "jinja2"}
 
-BASE = {"types", "errors", "config", "paths", "metrics", "tokenizer", "processes", "threads"}
+BASE = {
+    "types",
+    "errors",
+    "config",
+    "model_config",
+    "validation",
+    "paths",
+    "metrics",
+    "tokenizer",
+    "processes",
+    "threads",
+}
 """Modules directly in tunix_core: standard library and NumPy."""
 
 # Package -> (third-party modules, packages of the project) that it may import. A package may always
@@ -28,8 +40,15 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "tunix_core.models": (SCIENCE | JAX, {"rl", "distributed"}),
     "tunix_core.storage": (SCIENCE | STORAGE, set()),
     "tunix_core.data": (SCIENCE | STORAGE, {"storage", "rl"}),
-    "tunix_core.learner": (SCIENCE | STORAGE | JAX, {"rl", "distributed", "models", "storage", "data", "environments"}),
-    "tunix_core.actor": (SCIENCE | STORAGE | JAX, {"rl", "distributed", "models", "storage", "data", "environments"}),
+    "tunix_core.pretrained": (SCIENCE | STORAGE | MODEL_FILES, {"models", "storage"}),
+    "tunix_core.learner": (
+        SCIENCE | STORAGE | JAX,
+        {"rl", "distributed", "models", "pretrained", "storage", "data", "environments"},
+    ),
+    "tunix_core.actor": (
+        SCIENCE | STORAGE | JAX,
+        {"rl", "distributed", "models", "pretrained", "storage", "data", "environments"},
+    ),
     "tunix_core.evaluation": (
         SCIENCE | STORAGE | JAX,
         {"rl", "distributed", "models", "storage", "data", "environments"},
@@ -37,7 +56,19 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "tunix_core.console": (SCIENCE | STORAGE | {"rich"}, {"storage", "evaluation", "environments", "rl"}),
     "tasks": (
         SCIENCE | STORAGE | JAX,
-        {"rl", "distributed", "models", "storage", "data", "environments", "learner", "actor", "evaluation", "console"},
+        {
+            "rl",
+            "distributed",
+            "models",
+            "pretrained",
+            "storage",
+            "data",
+            "environments",
+            "learner",
+            "actor",
+            "evaluation",
+            "console",
+        },
     ),
     "plugins": ({"airflow", "fastapi", "starlette"}, {"storage"}),
     "dags": ({"airflow", "pendulum", "plugins"}, set()),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.resources
 import json
-import math
 import tomllib
 import types
 import typing
@@ -18,64 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tunix_core.errors import ConfigError
-
-
-def _require(condition: bool, field: str, received: object, accepted: str, remedy: str) -> None:
-    if not condition:
-        raise ConfigError(field, received, accepted, remedy)
-
-
-def _require_range(
-    field: str, value: float, low: float, high: float = math.inf, remedy: str = "Choose a value in the range."
-) -> None:
-    _require(low <= value <= high, field, value, f"{low} to {high}", remedy)
-
-
-def _require_choice(field: str, value: object, kind: Any) -> None:
-    """`kind` is a Literal."""
-    accepted = typing.get_args(kind)
-    _require(value in accepted, field, value, ", ".join(map(str, accepted)), "Choose one of them.")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """A decoder with rotary positions, grouped-query attention, RMSNorm and SwiGLU."""
-
-    vocab_size: int = 272
-    model_width: int = 128
-    num_layers: int = 3
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_width: int = 32
-    mlp_width: int = 384
-    rope_theta: float = 10_000.0
-    norm_epsilon: float = 1e-6
-
-    def __post_init__(self) -> None:
-        for field in (
-            "vocab_size",
-            "model_width",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_width",
-            "mlp_width",
-        ):
-            _require_range(f"model.{field}", getattr(self, field), 1)
-        _require(
-            self.num_heads % self.num_kv_heads == 0,
-            "model.num_kv_heads",
-            self.num_kv_heads,
-            f"a divisor of model.num_heads = {self.num_heads}",
-            "Query heads share kv heads in equal groups.",
-        )
-        _require(
-            self.head_width % 2 == 0,
-            "model.head_width",
-            self.head_width,
-            "an even number",
-            "Rotary positions turn pairs.",
-        )
+from tunix_core.model_config import ModelConfig
+from tunix_core.validation import require as _require
+from tunix_core.validation import require_choice as _require_choice
+from tunix_core.validation import require_range as _require_range
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -460,7 +405,7 @@ class RunConfig:
     seed: int = 0
     reference_uri: str = ""
     """Policy folder that is the KL reference; empty: this run's policy version 0."""
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     environment: EnvironmentConfig = EnvironmentConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

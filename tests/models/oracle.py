@@ -35,7 +35,8 @@ def hidden_states(tensors: Mapping[str, np.ndarray], config: ModelConfig, tokens
         for position, x in enumerate(states):
             normed = _norm(x, b["attention_norm.scale"], config.norm_epsilon)
             query, key, value = (
-                (normed @ b[f"attention.{name}"]).reshape(-1, config.head_width) for name in ("query", "key", "value")
+                (normed @ b[f"attention.{name}.weight"]).reshape(-1, config.head_width)
+                for name in ("query", "key", "value")
             )
             queries.append([_rotate(head, position, config.rope_theta) for head in query])
             keys.append([_rotate(head, position, config.rope_theta) for head in key])
@@ -50,10 +51,10 @@ def hidden_states(tensors: Mapping[str, np.ndarray], config: ModelConfig, tokens
                 weights = np.exp(np.array(scores) - max(scores))
                 weights /= weights.sum()
                 mixed.append(sum(weights[s] * values[s][head // group] for s in range(t + 1)))
-            x = x + np.concatenate(mixed) @ b["attention.output"]
+            x = x + np.concatenate(mixed) @ b["attention.output.weight"]
             normed = _norm(x, b["mlp_norm.scale"], config.norm_epsilon)
-            gate = normed @ b["mlp.gate"]
-            x = x + (gate / (1 + np.exp(-gate)) * (normed @ b["mlp.up"])) @ b["mlp.down"]
+            gate = normed @ b["mlp.gate.weight"]
+            x = x + (gate / (1 + np.exp(-gate)) * (normed @ b["mlp.up.weight"])) @ b["mlp.down.weight"]
             after.append(x)
         states = after
     return np.stack([_norm(x, w["final_norm.scale"], config.norm_epsilon) for x in states])

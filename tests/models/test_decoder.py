@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -17,7 +18,7 @@ TINY = ModelConfig(vocab_size=23, model_width=16, num_layers=2, num_heads=4, num
 DEEP = ModelConfig(vocab_size=11, model_width=8, num_layers=6, num_heads=2, num_kv_heads=1, head_width=4, mlp_width=8)
 
 hidden_states = jax.jit(decoder.hidden_states, static_argnums=1)
-token_logprobs = jax.jit(decoder.token_logprobs, static_argnums=1, static_argnames="chunk_tokens")
+token_logprobs = jax.jit(decoder.token_logprobs, static_argnums=1)
 extend = jax.jit(decoder.extend, static_argnums=1, donate_argnums=2)
 decode = jax.jit(decoder.decode, static_argnums=1, donate_argnums=2)
 
@@ -130,7 +131,8 @@ def test_logprobs_and_entropy_equal_float64_oracle(chunk_tokens: int) -> None:
     hidden = rng.normal(size=(3, 12, TINY.model_width)).astype(np.float32)
     targets = rng.integers(0, TINY.vocab_size, (3, 12)).astype(np.int32)
     temperature = rng.uniform(0.3, 2.0, (3, 12)).astype(np.float32)
-    got = token_logprobs(parameters(), TINY, hidden, targets, temperature, chunk_tokens=chunk_tokens)
+    config = dataclasses.replace(TINY, logprob_chunk_tokens=chunk_tokens)
+    got = token_logprobs(parameters(), config, hidden, targets, temperature)
     tensors = decoder.flatten_parameters(parameters())
     for row in range(3):
         expected = oracle.logprobs_and_entropy(tensors, hidden[row], targets[row], temperature[row])
@@ -152,7 +154,9 @@ def test_chunked_gradient_equals_whole_gradient() -> None:
     targets = rng.integers(0, TINY.vocab_size, (2, 10)).astype(np.int32)
 
     def loss(head: jax.Array, states: jax.Array, chunk_tokens: int) -> jax.Array:
-        logprobs, _ = decoder.token_logprobs({"head": head}, TINY, states, targets, 0.8, chunk_tokens)
+        logprobs, _ = decoder.token_logprobs(
+            {"head": head}, dataclasses.replace(TINY, logprob_chunk_tokens=chunk_tokens), states, targets, 0.8
+        )
         return (logprobs * jnp.arange(20).reshape(2, 10)).sum()
 
     def plain(head: jax.Array, states: jax.Array) -> jax.Array:
@@ -185,7 +189,9 @@ def test_all_logits_are_never_held() -> None:
     targets = np.zeros((4, 64), np.int32)
 
     def loss(params: decoder.Params, states: jax.Array) -> jax.Array:
-        return decoder.token_logprobs(params, TINY, states, targets, 1.0, chunk_tokens=32)[0].sum()
+        return decoder.token_logprobs(params, dataclasses.replace(TINY, logprob_chunk_tokens=32), states, targets, 1.0)[
+            0
+        ].sum()
 
     sizes = _sizes(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(parameters(), hidden).jaxpr)
     assert max(sizes) >= 32 * TINY.vocab_size, "the walk sees the loop's body"

@@ -28,10 +28,10 @@ def test_initial_scales() -> None:
             np.testing.assert_array_equal(tensor, 1, err_msg=name)
             continue
         # Two residual branches per layer, 8 layers: 1 / sqrt(16).
-        expected = 0.02 / 4 if name.endswith((".output", ".down")) else 0.02
+        expected = 0.02 / 4 if name.endswith((".output.weight", ".down.weight")) else 0.02
         assert tensor.std() == pytest.approx(expected, rel=0.05), name
         assert abs(tensor.mean()) < expected / 10, name
-    per_layer = tensors["blocks.mlp.up"]
+    per_layer = tensors["blocks.mlp.up.weight"]
     assert not np.array_equal(per_layer[0], per_layer[1]), "every layer has draws of its own"
 
 
@@ -48,14 +48,14 @@ def test_names_and_shapes_on_disk() -> None:
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract)
     tensors = parameters.flatten_parameters(params)
     assert {name: tensor.shape for name, tensor in tensors.items()} == {
-        "blocks.attention.key": (3, 128, 64),
-        "blocks.attention.output": (3, 128, 128),
-        "blocks.attention.query": (3, 128, 128),
-        "blocks.attention.value": (3, 128, 64),
+        "blocks.attention.key.weight": (3, 128, 64),
+        "blocks.attention.output.weight": (3, 128, 128),
+        "blocks.attention.query.weight": (3, 128, 128),
+        "blocks.attention.value.weight": (3, 128, 64),
         "blocks.attention_norm.scale": (3, 128),
-        "blocks.mlp.down": (3, 384, 128),
-        "blocks.mlp.gate": (3, 128, 384),
-        "blocks.mlp.up": (3, 128, 384),
+        "blocks.mlp.down.weight": (3, 384, 128),
+        "blocks.mlp.gate.weight": (3, 128, 384),
+        "blocks.mlp.up.weight": (3, 128, 384),
         "blocks.mlp_norm.scale": (3, 128),
         "embedding": (272, 128),
         "final_norm.scale": (128,),

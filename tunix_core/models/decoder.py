@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tunix_core.config import ModelConfig
-from tunix_core.models.layers import Mix, attend, packed_mix, rotation
+from tunix_core.model_config import ModelConfig
+from tunix_core.models.attention import Mix, Scores, attend, packed_mix
+from tunix_core.models.layers import Angles, Setting, rotation
 from tunix_core.models.parameters import (
     Params,
     abstract_parameters,
@@ -64,17 +65,54 @@ def hidden_states(
         segment_ids: int32 `[B, T]`, contiguous; 0 is padding.
 
     Returns:
-        float32 `[B, T, D]`, normalised, ready for the head. Entry t predicts token t + 1.
+        `[B, T, D]` in the compute type, normalised, ready for the head. Entry t predicts token t + 1.
     """
-    angles = rotation(positions, config.head_width, config.rope_theta)
-    mix = packed_mix(segment_ids)
+    angles, local_angles = rotations(config, positions)
+    scores = Scores(config.query_scale, config.attention_softcap)
+    num_tokens = tokens.shape[1]
 
-    def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
-        return block(config, weights)(x, angles, mix)[0], None
+    def layer(x: jax.Array, of_layer: tuple[Params, Any]) -> tuple[jax.Array, None]:
+        weights, local = of_layer
+        if config.sliding_window:
+            own = jax.tree.map(lambda near, far: jnp.where(local, near, far), local_angles, angles)
+            visible = jnp.where(local, config.sliding_window, num_tokens)
+        else:
+            own, visible = angles, None
+        mix = packed_mix(segment_ids, scores, backend=config.attention, visible_tokens=visible)
+        return block(config, weights)(x, Setting(own, mix))[0], None
 
+    if config.remat != "none":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "matmuls" else None
+        layer = jax.checkpoint(layer, prevent_cse=False, policy=policy)
+    locals_ = np.array([config.is_local(i) for i in range(config.num_layers)])
     unroll = config.num_layers if config.num_layers <= UNROLLED_LAYERS else 1
-    x, _ = jax.lax.scan(layer, params["embedding"][tokens], params["blocks"], unroll=unroll)
+    x, _ = jax.lax.scan(layer, embed(params, config, tokens), (params["blocks"], locals_), unroll=unroll)
     return final_norm(config, params)(x)
+
+
+def rotations(config: ModelConfig, positions: jax.Array) -> tuple[Angles, Angles]:
+    """Of layers that attend to all, and of local ones."""
+    angles = rotation(positions, config)
+    return angles, rotation(positions, config, local=True) if config.local_rope_theta else angles
+
+
+def embed(params: Params, config: ModelConfig, tokens: jax.Array) -> jax.Array:
+    """int `[...]` -> `[..., D]` in the compute type."""
+    x = params["embedding"][tokens].astype(config.compute_dtype)
+    # The factor is rounded to the compute type, as Gemma's own code does.
+    return x * jnp.asarray(config.model_width**0.5, x.dtype) if config.scaled_embeddings else x
+
+
+def head_logits(params: Params, config: ModelConfig, states: jax.Array) -> jax.Array:
+    """Normalised states `[..., D]` -> float32 logits `[..., V]`."""
+    if config.tied_embeddings:
+        weight, axis = params["embedding"], 1
+    else:
+        weight, axis = params["head"], 0
+    contraction = (((states.ndim - 1,), (axis,)), ((), ()))
+    logits = jax.lax.dot_general(states, weight.astype(states.dtype), contraction, preferred_element_type=jnp.float32)
+    cap = config.logit_softcap
+    return cap * jnp.tanh(logits / cap) if cap else logits
 
 
 def token_logprobs(
@@ -83,12 +121,11 @@ def token_logprobs(
     hidden: jax.Array,
     targets: jax.Array,
     temperature: jax.Array | float,
-    chunk_tokens: int = 1024,
 ) -> tuple[jax.Array, jax.Array]:
     """Log probability of each target and entropy of its distribution, at the sampling temperature.
 
     The projection runs over chunks of tokens and again in the backward pass, so at most
-    `[chunk_tokens, V]` logits exist at a time.
+    `[logprob_chunk_tokens, V]` logits exist at a time.
 
     Args:
         hidden: `[B, T, D]`; entry t must be the state that predicts `targets[:, t]`.
@@ -100,7 +137,7 @@ def token_logprobs(
     """
     shape = targets.shape
     num_tokens = targets.size
-    chunk = min(chunk_tokens, num_tokens)
+    chunk = min(config.logprob_chunk_tokens, num_tokens)
     num_chunks = -(-num_tokens // chunk)
     spare = num_chunks * chunk - num_tokens
 
@@ -112,7 +149,7 @@ def token_logprobs(
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def project(part: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         states, labels, heat = part
-        logits = (states @ params["head"]) / heat[:, None]
+        logits = head_logits(params, config, states) / heat[:, None]
         shifted = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
         weights = jnp.exp(shifted)
         total = weights.sum(axis=-1)
@@ -138,8 +175,8 @@ class Cache(NamedTuple):
 def init_cache(config: ModelConfig, num_slots: int, context_tokens: int) -> Cache:
     """An empty cache on the default device. Built in NumPy: nothing compiles."""
     shape = (num_slots, config.num_kv_heads)
-    keys = np.zeros((*shape, config.head_width, context_tokens), np.float32)
-    values = np.zeros((*shape, context_tokens, config.head_width), np.float32)
+    keys = np.zeros((*shape, config.head_width, context_tokens), jnp.dtype(config.compute_dtype))
+    values = np.zeros((*shape, context_tokens, config.head_width), jnp.dtype(config.compute_dtype))
     layers = range(config.num_layers)
     return Cache(
         keys=tuple(jax.device_put(keys.copy()) for _ in layers),
@@ -164,17 +201,26 @@ def _forward(
     params: Params, config: ModelConfig, tokens: jax.Array, positions: jax.Array, mixes: list[Mix]
 ) -> tuple[jax.Array, list[Any]]:
     """Hidden states `[R, C, D]` before the final norm, and each layer's updated memory."""
-    angles = rotation(positions, config.head_width, config.rope_theta)
-    x = params["embedding"][tokens]
+    angles, local_angles = rotations(config, positions)
+    x = embed(params, config, tokens)
     memories = []
-    for layer, mix in zip(serving_parameters(params)["blocks"], mixes, strict=True):
-        x, memory = block(config, layer)(x, angles, mix)
+    for number, (weights, mix) in enumerate(zip(serving_parameters(params)["blocks"], mixes, strict=True)):
+        setting = Setting(local_angles if config.is_local(number) else angles, mix)
+        x, memory = block(config, weights)(x, setting)
         memories.append(memory)
     return x, memories
 
 
 def _logits(params: Params, config: ModelConfig, x: jax.Array) -> jax.Array:
-    return final_norm(config, params)(x) @ params["head"]
+    return head_logits(params, config, final_norm(config, params)(x))
+
+
+def _masks(config: ModelConfig, positions: jax.Array, context_tokens: int) -> list[jax.Array]:
+    """Per layer bool `[R, C, S]`: which cache entries the queries at `positions [R, C]` see."""
+    distance = positions[:, :, None] - jnp.arange(context_tokens)
+    far = distance >= 0
+    near = far & (distance < config.sliding_window) if config.sliding_window else far
+    return [near if config.is_local(layer) else far for layer in range(config.num_layers)]
 
 
 def extend(
@@ -201,20 +247,21 @@ def extend(
     chunk = tokens.shape[1]
     positions = starts[:, None] + jnp.arange(chunk)  # [R, C]
     entries = jnp.arange(context_tokens)
-    allowed = entries <= positions[:, :, None]  # [R, C, S]
+    masks = _masks(config, positions, context_tokens)
+    scores = Scores(config.query_scale, config.attention_softcap)
     source = entries - starts[:, None]  # [R, S]: which chunk token an entry takes
     fresh = (source >= 0) & (source < lengths[:, None])
     source = jnp.clip(source, 0, chunk - 1)
     # An idle row's slot may be another row's: it must not be written at all.
     targets = jnp.where(lengths > 0, slots, num_slots)
 
-    def mix_into(keys: jax.Array, values: jax.Array) -> Mix:
+    def mix_into(keys: jax.Array, values: jax.Array, allowed: jax.Array) -> Mix:
         def mix(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, Any]:
             new_keys = jnp.take_along_axis(key.transpose(0, 2, 3, 1), source[:, None, None, :], axis=3)
             new_values = jnp.take_along_axis(value.transpose(0, 2, 1, 3), source[:, None, :, None], axis=2)
             row_keys = jnp.where(fresh[:, None, None, :], new_keys, keys[slots])
             row_values = jnp.where(fresh[:, None, :, None], new_values, values[slots])
-            mixed = attend(query, row_keys, row_values, allowed)
+            mixed = attend(query, row_keys, row_values, allowed, scores)
             return mixed, (
                 keys.at[targets].set(row_keys, mode="drop"),
                 values.at[targets].set(row_values, mode="drop"),
@@ -222,7 +269,8 @@ def extend(
 
         return mix
 
-    x, memories = _forward(params, config, tokens, positions, [mix_into(k, v) for k, v in zip(*cache, strict=True)])
+    mixes = [mix_into(*layer) for layer in zip(*cache, masks, strict=True)]
+    x, memories = _forward(params, config, tokens, positions, mixes)
     last = jnp.maximum(lengths - 1, 0)
     x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
     return Cache(*(tuple(part) for part in zip(*memories, strict=True))), _logits(params, config, x)
@@ -243,17 +291,17 @@ def decode(
     """
     num_slots, _, _, context_tokens = cache.keys[0].shape
     slots = jnp.arange(num_slots)
-    allowed = jnp.arange(context_tokens) <= positions[:, None, None]  # [N, 1, S]
+    masks = _masks(config, positions[:, None], context_tokens)
+    scores = Scores(config.query_scale, config.attention_softcap)
 
-    def mix_into(keys: jax.Array, values: jax.Array) -> Mix:
+    def mix_into(keys: jax.Array, values: jax.Array, allowed: jax.Array) -> Mix:
         def mix(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, Any]:
             new_keys = keys.at[slots, :, :, positions].set(key[:, 0], mode="drop")
             new_values = values.at[slots, :, positions].set(value[:, 0], mode="drop")
-            return attend(query, new_keys, new_values, allowed), (new_keys, new_values)
+            return attend(query, new_keys, new_values, allowed, scores), (new_keys, new_values)
 
         return mix
 
-    x, memories = _forward(
-        params, config, tokens[:, None], positions[:, None], [mix_into(k, v) for k, v in zip(*cache, strict=True)]
-    )
+    mixes = [mix_into(*layer) for layer in zip(*cache, masks, strict=True)]
+    x, memories = _forward(params, config, tokens[:, None], positions[:, None], mixes)
     return Cache(*(tuple(part) for part in zip(*memories, strict=True))), _logits(params, config, x[:, 0])

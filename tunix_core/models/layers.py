@@ -1,131 +1,96 @@
-"""The decoder's building blocks: pure attention maths, and the Flax NNX modules that own parameters.
+"""The decoder's building blocks: the Flax NNX modules that own parameters, for every family.
 
-Shapes: B rows, T query tokens, S key tokens, D model width, H query heads, K kv heads,
-G = H / K query heads per kv head, E head width, F MLP width. Everything is float32.
+A family is a choice among `ModelConfig`'s switches; no module is declared twice. Weights are float32
+and used in `compute_dtype`; norms, rotations and softmax are computed in float32.
 
-Keys are kept as `[B, K, E, S]` and values as `[B, K, S, E]`, in the cache and in the packed
-path alike: each (row, kv head) is then one plain matrix for both products.
+Shapes: B rows, T tokens, D model width, H query heads, K kv heads, E head width, F MLP width, X experts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from tunix_core.config import ModelConfig
-
-MASKED_SCORE = -1e30
-"""Finite, so that a query that may see nothing (padding) still gets finite numbers."""
+from tunix_core.model_config import ModelConfig
+from tunix_core.models.attention import Mix
 
 INITIAL_SCALE = 0.02
 
-Mix = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
-"""(query [B,T,H,E], key [B,T,K,E], value [B,T,K,E]) -> (mixed [B,T,H,E], memory): how tokens see each other."""
+Angles = tuple[jax.Array, jax.Array]
+"""Cosines and sines, each float32 `[B, T, 1, E/2]`."""
+
+
+class Setting(NamedTuple):
+    """What one layer needs besides its weights."""
+
+    angles: Angles
+    mix: Mix
 
 
 def project(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """`x [..., I] @ weight [I, O]` as one flat product.
+    """`x [..., I] @ weight [I, O]` as one flat product, in the type of `x`.
 
     With two token axes XLA's CPU backend transposes before the weight gradient: 1.6 times the time of an MLP.
     """
-    return (x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], weight.shape[-1])
+    return (x.reshape(-1, x.shape[-1]) @ weight.astype(x.dtype)).reshape(*x.shape[:-1], weight.shape[-1])
 
 
-def rotation(positions: jax.Array, head_width: int, theta: float) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines of rotary positions (Su et al., arXiv:2104.09864), each `[B, T, 1, E/2]`.
+def frequencies(config: ModelConfig, *, local: bool = False) -> np.ndarray:
+    """Rotary frequencies `[E/2]` (Su et al., arXiv:2104.09864), with the model's scaling.
 
-    Computed once per forward pass and shared by all layers.
+    `linear` divides all of them. `llama3` (Llama 3.1's release) divides those whose wavelength exceeds the
+    original context over `rope_low_frequency_factor`, keeps those below it over `rope_high_frequency_factor`,
+    and interpolates in between.
     """
-    frequencies = theta ** (-jnp.arange(0, head_width, 2, dtype=jnp.float32) / head_width)  # [E/2]
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
+    own = local and config.local_rope_theta > 0
+    theta = config.local_rope_theta if own else config.rope_theta
+    base = theta ** (-np.arange(0, config.head_width, 2, dtype=np.float64) / config.head_width)
+    if own or config.rope_scaling == "none":
+        return base.astype(np.float32)
+    if config.rope_scaling == "linear":
+        return (base / config.rope_factor).astype(np.float32)
+    turns = config.rope_original_tokens * base / (2 * math.pi)  # over the original context
+    low, high = config.rope_low_frequency_factor, config.rope_high_frequency_factor
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return (base * (kept + (1 - kept) / config.rope_factor)).astype(np.float32)
+
+
+def rotation(positions: jax.Array, config: ModelConfig, *, local: bool = False) -> Angles:
+    """Of int `positions [B, T]`. Computed once per forward pass and shared by all layers."""
+    angles = positions[..., None, None].astype(jnp.float32) * frequencies(config, local=local)
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Turn `x [B, T, heads, E]`; pair i is (i, i + E/2), the half-rotation convention of Llama and Qwen."""
+def rotate(x: jax.Array, angles: Angles) -> jax.Array:
+    """Turn `x [B, T, heads, E]`; pair i is (i, i + E/2), the half-rotation convention of Hugging Face."""
     cosine, sine = angles
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-
-
-def attend(query: jax.Array, keys: jax.Array, values: jax.Array, allowed: jax.Array) -> jax.Array:
-    """Grouped-query attention.
-
-    Args:
-        query: `[B, T, H, E]`, unscaled.
-        keys: `[B, K, E, S]`.
-        values: `[B, K, S, E]`.
-        allowed: bool `[B, T, S]`; query t sees key s where true. A query that sees nothing
-            returns an arbitrary finite mixture.
-
-    Returns:
-        `[B, T, H, E]`.
-    """
-    num_rows, num_queries, num_heads, width = query.shape
-    num_kv = keys.shape[1]
-    group = num_heads // num_kv
-    grouped = query.reshape(num_rows, num_queries, num_kv, group, width) / math.sqrt(width)
-    # One matrix per (row, kv head): the queries of its whole group, [B, K, G T, E].
-    grouped = grouped.transpose(0, 2, 3, 1, 4).reshape(num_rows, num_kv, group * num_queries, width)
-    scores = jnp.einsum("bkqe,bkes->bkqs", grouped, keys)
-    scores = scores.reshape(num_rows, num_kv, group, num_queries, -1)
-    scores = jnp.where(allowed[:, None, None], scores, MASKED_SCORE)
-    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
-    weights = weights.reshape(num_rows, num_kv, group * num_queries, -1)
-    # Dividing after the product touches E numbers per query instead of S.
-    mixed = jnp.einsum("bkqs,bkse->bkqe", weights, values) / weights.sum(axis=-1, keepdims=True)
-    mixed = mixed.reshape(num_rows, num_kv, group, num_queries, width)
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(query.shape)
-
-
-def packed_mix(segment_ids: jax.Array, block_tokens: int = 128) -> Mix:
-    """Causal attention inside each segment of a packed window.
-
-    Queries run in static blocks, each against the keys up to its own end, so the half above the
-    diagonal costs nothing.
-
-    Args:
-        segment_ids: int `[B, T]`; segments are contiguous; 0 is padding, which sees only padding.
-    """
-    num_tokens = segment_ids.shape[1]
-    order = jnp.arange(num_tokens)
-    bounds = [(start, min(start + block_tokens, num_tokens)) for start in range(0, num_tokens, block_tokens)]
-    masks = [
-        (segment_ids[:, start:stop, None] == segment_ids[:, None, :stop])
-        & (order[start:stop, None] >= order[None, :stop])
-        for start, stop in bounds
-    ]
-
-    def mix(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, None]:
-        keys = key.transpose(0, 2, 3, 1)
-        values = value.transpose(0, 2, 1, 3)
-        blocks = [
-            attend(query[:, start:stop], keys[..., :stop], values[:, :, :stop], mask)
-            for (start, stop), mask in zip(bounds, masks, strict=True)
-        ]
-        return jnp.concatenate(blocks, axis=1), None
-
-    return mix
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return turned.astype(x.dtype)
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square normalisation (Zhang & Sennrich, arXiv:1910.07467)."""
+    """Root-mean-square normalisation (Zhang & Sennrich, arXiv:1910.07467), computed in float32."""
 
-    def __init__(self, width: int, epsilon: float) -> None:
-        self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
-        self.epsilon = epsilon
+    def __init__(self, width: int, config: ModelConfig) -> None:
+        self.offset = 1.0 if config.unit_offset_norms else 0.0
+        self.scale = nnx.Param(jnp.full((width,), 1.0 - self.offset, jnp.float32))
+        self.epsilon = config.norm_epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.epsilon) * self.scale[...]
+        wide = x.astype(jnp.float32)
+        normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
+        scale = self.scale[...] + self.offset if self.offset else self.scale[...]
+        return (normed * scale).astype(x.dtype)
 
 
-def _matrix(rngs: nnx.Rngs, rows: int, columns: int, scale: float = INITIAL_SCALE) -> nnx.Param:
-    return nnx.Param(scale * jax.random.normal(rngs.params(), (rows, columns), jnp.float32))
+def _normal(rngs: nnx.Rngs, *shape: int, scale: float = INITIAL_SCALE) -> nnx.Param:
+    return nnx.Param(scale * jax.random.normal(rngs.params(), shape, jnp.float32))
 
 
 def _residual_scale(config: ModelConfig) -> float:
@@ -133,61 +98,155 @@ def _residual_scale(config: ModelConfig) -> float:
     return INITIAL_SCALE / math.sqrt(2 * config.num_layers)
 
 
+class Projection(nnx.Module):
+    """`x W + b`, and with an adapter `+ (alpha / rank) (x A) B` (LoRA, arXiv:2106.09685), never merged.
+
+    A starts normal and B zero, so that the adapted model starts as its base.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        rngs: nnx.Rngs,
+        name: str,
+        rows: int,
+        columns: int,
+        *,
+        scale: float = INITIAL_SCALE,
+        bias: bool = False,
+    ) -> None:
+        self.weight = _normal(rngs, rows, columns, scale=scale)
+        if bias:
+            self.bias = nnx.Param(jnp.zeros((columns,), jnp.float32))
+        self.has_bias = bias
+        self.adapter_scale = config.lora_scale if name in config.lora_targets else 0.0
+        if self.adapter_scale:
+            self.lora_a = _normal(rngs, rows, config.lora_rank, scale=1 / math.sqrt(rows))
+            self.lora_b = nnx.Param(jnp.zeros((config.lora_rank, columns), jnp.float32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = project(x, self.weight[...])
+        if self.has_bias:
+            y += self.bias[...].astype(x.dtype)
+        if self.adapter_scale:
+            y += project(project(x, self.lora_a[...]), self.lora_b[...]) * self.adapter_scale
+        return y
+
+
 class Attention(nnx.Module):
-    """Projections of grouped-query attention; `mix` decides what the heads see (packed or cached)."""
+    """Projections of grouped-query attention; the layer's `mix` decides what the heads see."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         heads = config.num_heads * config.head_width
         kv_heads = config.num_kv_heads * config.head_width
-        self.query = _matrix(rngs, config.model_width, heads)
-        self.key = _matrix(rngs, config.model_width, kv_heads)
-        self.value = _matrix(rngs, config.model_width, kv_heads)
-        self.output = _matrix(rngs, heads, config.model_width, _residual_scale(config))
+        width, bias = config.model_width, config.attention_bias
+        self.query = Projection(config, rngs, "query", width, heads, bias=bias)
+        self.key = Projection(config, rngs, "key", width, kv_heads, bias=bias)
+        self.value = Projection(config, rngs, "value", width, kv_heads, bias=bias)
+        self.output = Projection(config, rngs, "output", heads, width, scale=_residual_scale(config))
+        self.head_norms = config.query_key_norm
+        if self.head_norms:
+            self.query_norm = RMSNorm(config.head_width, config)
+            self.key_norm = RMSNorm(config.head_width, config)
         self.head_width = config.head_width
 
-    def __call__(self, x: jax.Array, angles: tuple[jax.Array, jax.Array], mix: Mix) -> tuple[jax.Array, Any]:
+    def __call__(self, x: jax.Array, setting: Setting) -> tuple[jax.Array, Any]:
         query, key, value = (
-            project(x, weight[...]).reshape(*x.shape[:2], -1, self.head_width)
-            for weight in (self.query, self.key, self.value)
+            layer(x).reshape(*x.shape[:2], -1, self.head_width) for layer in (self.query, self.key, self.value)
         )
-        mixed, memory = mix(rotate(query, angles), rotate(key, angles), value)
-        return project(mixed.reshape(*x.shape[:2], -1), self.output[...]), memory
+        if self.head_norms:
+            query, key = self.query_norm(query), self.key_norm(key)
+        mixed, memory = setting.mix(rotate(query, setting.angles), rotate(key, setting.angles), value)
+        return self.output(mixed.reshape(*x.shape[:2], -1)), memory
+
+
+def activate(config: ModelConfig, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """SwiGLU or GeGLU (Shazeer, arXiv:2002.05202), the latter with the tanh approximation."""
+    gated = jax.nn.silu(gate) if config.activation == "silu" else jax.nn.gelu(gate, approximate=True)
+    return gated * up
 
 
 class MLP(nnx.Module):
-    """SwiGLU (Shazeer, arXiv:2002.05202)."""
+    """The gated MLP."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        self.gate = _matrix(rngs, config.model_width, config.mlp_width)
-        self.up = _matrix(rngs, config.model_width, config.mlp_width)
-        self.down = _matrix(rngs, config.mlp_width, config.model_width, _residual_scale(config))
+        width, hidden = config.model_width, config.mlp_width
+        self.gate = Projection(config, rngs, "gate", width, hidden)
+        self.up = Projection(config, rngs, "up", width, hidden)
+        self.down = Projection(config, rngs, "down", hidden, width, scale=_residual_scale(config))
+        self.config = config
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return project(jax.nn.silu(project(x, self.gate[...])) * project(x, self.up[...]), self.down[...])
+        return self.down(activate(self.config, self.gate(x), self.up(x)))
+
+
+class Experts(nnx.Module):
+    """A mixture of experts (Qwen3-MoE): softmax over all, the best few per token, no token dropped.
+
+    Tokens are sorted by expert and each expert's run is one slice of a ragged product.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        shape = config.num_experts, config.model_width, config.mlp_width
+        self.router = _normal(rngs, config.model_width, config.num_experts)
+        self.gate = _normal(rngs, *shape)
+        self.up = _normal(rngs, *shape)
+        self.down = _normal(rngs, shape[0], shape[2], shape[1], scale=_residual_scale(config))
+        self.config = config
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        config = self.config
+        flat = x.reshape(-1, x.shape[-1])  # [N, D]
+        probabilities = jax.nn.softmax(project(flat.astype(jnp.float32), self.router[...]), axis=-1)
+        weights, chosen = jax.lax.top_k(probabilities, config.experts_per_token)  # [N, k]
+        if config.normalize_expert_weights:
+            weights /= weights.sum(axis=-1, keepdims=True)
+        order = jnp.argsort(chosen.reshape(-1))  # stable: equal inputs give equal sums
+        source = order // config.experts_per_token
+        sizes = (chosen.reshape(-1)[:, None] == jnp.arange(config.num_experts)).sum(axis=0, dtype=jnp.int32)
+
+        def product(rows: jax.Array, weight: nnx.Param) -> jax.Array:
+            return jax.lax.ragged_dot(rows, weight[...].astype(rows.dtype), sizes)
+
+        rows = flat[source]
+        out = product(activate(config, product(rows, self.gate), product(rows, self.up)), self.down)
+        out *= weights.reshape(-1)[order][:, None].astype(out.dtype)
+        return jnp.zeros_like(flat).at[source].add(out).reshape(x.shape)
 
 
 class Block(nnx.Module):
     """One pre-norm layer."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        self.attention_norm = RMSNorm(config.model_width, config.norm_epsilon)
+        width = config.model_width
+        self.attention_norm = RMSNorm(width, config)
         self.attention = Attention(config, rngs)
-        self.mlp_norm = RMSNorm(config.model_width, config.norm_epsilon)
-        self.mlp = MLP(config, rngs)
+        self.mlp_norm = RMSNorm(width, config)
+        self.mlp = Experts(config, rngs) if config.num_experts else MLP(config, rngs)
+        self.post_norms = config.post_norms
+        if self.post_norms:
+            self.attention_post_norm = RMSNorm(width, config)
+            self.mlp_post_norm = RMSNorm(width, config)
 
-    def __call__(self, x: jax.Array, angles: tuple[jax.Array, jax.Array], mix: Mix) -> tuple[jax.Array, Any]:
-        mixed, memory = self.attention(self.attention_norm(x), angles, mix)
+    def __call__(self, x: jax.Array, setting: Setting) -> tuple[jax.Array, Any]:
+        mixed, memory = self.attention(self.attention_norm(x), setting)
+        if self.post_norms:
+            mixed = self.attention_post_norm(mixed)
         x = x + mixed
-        return x + self.mlp(self.mlp_norm(x)), memory
+        hidden = self.mlp(self.mlp_norm(x))
+        if self.post_norms:
+            hidden = self.mlp_post_norm(hidden)
+        return x + hidden, memory
 
 
 class Decoder(nnx.Module):
-    """Embedding, L stacked blocks, final norm and an untied head."""
+    """Embedding, L stacked blocks, final norm and, unless it is tied, a head."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        self.embedding = _matrix(rngs, config.vocab_size, config.model_width)
+        self.embedding = _normal(rngs, config.vocab_size, config.model_width)
         self.blocks = nnx.vmap(lambda layer_rngs: Block(config, layer_rngs), in_axes=0, out_axes=0)(
             rngs.split(config.num_layers)
         )
-        self.final_norm = RMSNorm(config.model_width, config.norm_epsilon)
-        self.head = _matrix(rngs, config.model_width, config.vocab_size)
+        self.final_norm = RMSNorm(config.model_width, config)
+        if not config.tied_embeddings:
+            self.head = _normal(rngs, config.model_width, config.vocab_size)

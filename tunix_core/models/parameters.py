@@ -12,19 +12,23 @@ Shapes: B windows, T tokens, D model width, V vocabulary, L layers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from tunix_core.config import ModelConfig
 from tunix_core.errors import DataError
+from tunix_core.model_config import ModelConfig
 from tunix_core.models.layers import Block, Decoder, RMSNorm
 
 Params = dict[str, Any]
 """Nested dict of float32 arrays."""
+
+
+ADAPTER = ("lora_a", "lora_b")
+"""The leaves that adapters add to a projection."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -56,17 +60,58 @@ def _initialise(config: ModelConfig, key: jax.Array) -> Params:
     return nnx.to_pure_dict(nnx.split(Decoder(config, nnx.Rngs(key)), nnx.Param)[1])
 
 
+def adapters(params: Params) -> Params:
+    """The adapters of an adapted model alone: what is trained and published."""
+    return _chosen(params, lambda name: name in ADAPTER)
+
+
+def base_parameters(params: Params) -> Params:
+    """An adapted model without its adapters."""
+    return _chosen(params, lambda name: name not in ADAPTER)
+
+
+def _chosen(params: Params, wanted: Callable[[str], bool]) -> Params:
+    kept = {}
+    for name, value in params.items():
+        if isinstance(value, dict):
+            if inner := _chosen(value, wanted):
+                kept[name] = inner
+        elif wanted(name):
+            kept[name] = value
+    return kept
+
+
+def combined(base: Params, added: Params) -> Params:
+    """The two trees as one, stacked or by layer; they share no leaf. Nothing is copied."""
+    both = dict(base)
+    for name, value in added.items():
+        if name not in both:
+            both[name] = value
+        elif isinstance(value, tuple):
+            both[name] = tuple(combined(*pair) for pair in zip(both[name], value, strict=True))
+        else:
+            both[name] = combined(both[name], value)
+    return both
+
+
+def trained_parameters(config: ModelConfig) -> Params:
+    """Shapes and types of what training changes: everything, or the adapters."""
+    params = abstract_parameters(config)
+    return adapters(params) if config.lora_rank else params
+
+
 def init_parameters(config: ModelConfig, seed: int) -> Params:
     """Fresh parameters: normal(0.02), residual outputs divided by sqrt(2 L), norms one."""
     return _initialise(config, jax.random.key(seed))
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def named_leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> leaf, sorted by name."""
     found = {}
     for name in sorted(tree):
         value = tree[name]
         if isinstance(value, Mapping):
-            found.update(_leaves(value, f"{prefix}{name}."))
+            found.update(named_leaves(value, f"{prefix}{name}."))
         else:
             found[prefix + name] = value
     return found
@@ -74,7 +119,7 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def flatten_parameters(params: Params) -> dict[str, np.ndarray]:
     """Dotted name -> array on the host, sorted by name: what a policy file holds."""
-    return {name: np.asarray(leaf) for name, leaf in _leaves(jax.device_get(params)).items()}
+    return {name: np.asarray(leaf) for name, leaf in named_leaves(jax.device_get(params)).items()}
 
 
 def unflatten_parameters(config: ModelConfig, tensors: Mapping[str, np.ndarray]) -> Params:
@@ -83,7 +128,7 @@ def unflatten_parameters(config: ModelConfig, tensors: Mapping[str, np.ndarray])
     Raises:
         DataError: a tensor is missing, surplus, of another shape or type.
     """
-    expected = _leaves(abstract_parameters(config))
+    expected = named_leaves(abstract_parameters(config))
     missing, surplus = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     if missing or surplus:
         raise DataError(

@@ -144,22 +144,38 @@ def delete_object(store: ObjectStore, folder: str) -> int:
 # --- tensors ----------------------------------------------------------------------------------
 
 
-def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
+def encode_tensors(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> bytes:
     """Safetensors bytes, the same for the same tensors."""
     import safetensors.numpy  # an extra of learner and actor; the rest of this module works without
 
     for name, tensor in tensors.items():
         if not isinstance(tensor, np.ndarray):
             raise DataError(f"tensor {name}: received a {type(tensor).__name__}, accepted a NumPy array")
-    return safetensors.numpy.save({name: np.asarray(tensors[name], order="C") for name in sorted(tensors)})
+    ordered = {name: np.asarray(tensors[name], order="C") for name in sorted(tensors)}
+    return safetensors.numpy.save(ordered, dict(metadata) if metadata else None)
+
+
+_TENSOR_TYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1"}
 
 
 def decode_tensors(data: bytes, what: str) -> dict[str, np.ndarray]:
-    """The inverse. Raises CorruptObject, naming `what`."""
+    """The inverse; bfloat16 included. Raises CorruptObject, naming `what`."""
     import safetensors
-    import safetensors.numpy
 
     try:
-        return safetensors.numpy.load(data)
+        entries = safetensors.deserialize(data)
+        return {name: _tensor(entry) for name, entry in entries}
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CorruptObject(f"{what}: no safetensors file ({error})") from error
+
+
+def _tensor(entry: Mapping[str, Any]) -> np.ndarray:
+    if entry["dtype"] == "BF16":
+        import ml_dtypes
+
+        dtype = np.dtype(ml_dtypes.bfloat16)
+    elif entry["dtype"] == "BOOL":
+        dtype = np.dtype(bool)
+    else:
+        dtype = np.dtype(_TENSOR_TYPES[entry["dtype"]]).newbyteorder("<")
+    return np.frombuffer(entry["data"], dtype).reshape(entry["shape"])
