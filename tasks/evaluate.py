@@ -72,11 +72,11 @@ def _roll_out(task: Task, version: int, seeds: list[int], digest: str) -> None:
     # JAX only when there is something to roll out.
     from tunix_core.actor.rollout import rollout_greedy
     from tunix_core.distributed.compilation import enable_compilation_cache
-    from tunix_core.models.decoder import unflatten_parameters
+    from tunix_core.pretrained.loading import PolicyLoader
 
     enable_compilation_cache()
-    tensors, _ = PolicyStore(task.store).load(version)
-    rollouts = rollout_greedy(unflatten_parameters(task.config.model, tensors), task.config, seeds)
+    loader = PolicyLoader(PolicyStore(task.store), task.config.model)
+    rollouts = rollout_greedy(loader.load(version), task.config, seeds)
     outcomes = [
         held_out.Outcome(
             task_seed=seed,

@@ -30,10 +30,12 @@ def _full_buffer_rate(task: Task, version: int) -> float:
     """Measured where the learner ran: on its CPUs."""
     from tunix_core.distributed.compilation import enable_compilation_cache
     from tunix_core.learner.full_buffer import measure
+    from tunix_core.learner.weights import load_reference
 
     enable_compilation_cache()
     tensors, _ = PolicyStore(task.store).load(version)
-    rate = measure(task.store, task.config, tensors, seconds=task.arguments.full_buffer_seconds)
+    reference = load_reference(task.store, task.config, task.extra)
+    rate = measure(task.store, task.config, tensors, reference, seconds=task.arguments.full_buffer_seconds)
     task.log(
         f"full buffer: {rate.tokens_per_second:.0f} tokens/s ({rate.lowest:.0f} to {rate.highest:.0f}) "
         f"over {rate.num_steps} steps, {rate.seconds:.1f} s"

@@ -15,6 +15,7 @@ from tunix_core.errors import Interrupted, ObjectExists
 from tunix_core.storage.control import write_heartbeat
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.snapshots import SnapshotStore
+from tunix_core.storage.store import finite_or_none
 
 
 def _warm_start(task: Task) -> None:
@@ -27,25 +28,37 @@ def _warm_start(task: Task) -> None:
     from tunix_core.distributed.compilation import enable_compilation_cache
     from tunix_core.environments import task_seed
     from tunix_core.learner.supervised import warm_start
-    from tunix_core.models.decoder import Params, flatten_parameters, init_parameters
+    from tunix_core.models.parameters import (
+        Params,
+        adapted,
+        base_parameters,
+        flatten_parameters,
+        init_parameters,
+        unflatten_parameters,
+    )
+    from tunix_core.pretrained.loading import base_entry, load_tokenizer, open_pretrained
 
     enable_compilation_cache()
     config = task.config
     started = time.monotonic()
-    evaluator = Evaluator(config, init_parameters(config.model, config.seed))
+    folder = open_pretrained(config.model)
+    base = unflatten_parameters(config.model.base(), folder.tensors()) if folder else None
+    fresh = init_parameters(config.model, config.seed)
+    whole = base if base is not None else base_parameters(fresh)
+    evaluator = Evaluator(config, fresh)
     seeds = [task_seed("held_out", i, config.seed) for i in range(config.evaluation.num_tasks)]
 
     def evaluate(params: Params) -> float:
         if task.interrupted.is_set():
             raise Interrupted("warm start: stopped by a signal before version 0 was published")
-        return float(evaluator.run(params, seeds).success.mean())
+        return float(evaluator.run(adapted(config.model, params, whole), seeds).success.mean())
 
     def report(progress: dict[str, Any]) -> None:
         progress = {**progress, "seconds": round(time.monotonic() - started, 1)}
         write_heartbeat(task.store, task.process, progress)
         task.log("warm start: step {num_steps} loss {loss:.3f} held-out success {success:.3f}".format(**progress))
 
-    result = warm_start(config, evaluate, report)
+    result = warm_start(config, evaluate, report, tokenizer=load_tokenizer(config.model), pretrained=base)
     tensors = flatten_parameters(result.params)
     SnapshotStore(task.store).write(0, tensors, incarnation=task.incarnation)
     gate = {
@@ -55,7 +68,15 @@ def _warm_start(task: Task) -> None:
         "loss": result.loss,
     }
     try:
-        policies.publish(0, tensors, config=config_to_dict(config), parent=None, publisher=task.process, gate=gate)
+        policies.publish(
+            0,
+            tensors,
+            config=config_to_dict(config),
+            parent=None,
+            publisher=task.process,
+            gate=finite_or_none(gate),
+            base=base_entry(folder, config.model),
+        )
     except ObjectExists:
         task.log("another warm start published version 0 first; its weights stand")
 

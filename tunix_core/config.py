@@ -430,6 +430,20 @@ class RunConfig:
             "With a longer interval every trajectory is over the bound before newer weights exist, and the run stops for good.",
         )
         _require(
+            not self.model.lora_rank or bool(self.model.pretrained_uri),
+            "model.lora_rank",
+            self.model.lora_rank,
+            "0 without model.pretrained_uri",
+            "Adapters need a trained base: tunixctl import-model makes one.",
+        )
+        _require(
+            not (self.model.lora_rank and self.reference_uri),
+            "reference_uri",
+            self.reference_uri,
+            "none with model.lora_rank",
+            "The reference of adapters is their base.",
+        )
+        _require(
             self.actor.min_actors <= self.actor.num_groups * self.actor.replicas,
             "actor.min_actors",
             self.actor.min_actors,

@@ -38,7 +38,14 @@ def weights(seed: int) -> Any:
 
 
 def engine(params: Any, version: int = 0, *, greedy: bool = False, **fields: Any) -> Engine:
-    return Engine(MODEL, dataclasses.replace(ACTOR, **fields), params, version, greedy=greedy)
+    return Engine(
+        MODEL,
+        dataclasses.replace(ACTOR, **fields),
+        params,
+        version,
+        end_of_turn=ByteTokenizer.END_OF_TURN,
+        greedy=greedy,
+    )
 
 
 def run_until_parked(subject: Engine) -> list[TurnEnd]:

@@ -18,7 +18,6 @@ import numpy as np
 from tunix_core.actor import sampling
 from tunix_core.config import ModelConfig
 from tunix_core.models import decoder
-from tunix_core.tokenizer import ByteTokenizer
 
 Params = decoder.Params
 Cache = decoder.Cache
@@ -33,6 +32,8 @@ class EngineSizes(NamedTuple):
     prefill_tokens: int
     decode_rows: int
     decode_steps: int
+    end_of_turn: int
+    """The id at which a row stops."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -51,6 +52,7 @@ class Executables:
         self._model = model
         self._greedy = greedy
         self._num_steps = sizes.decode_steps
+        self._end_of_turn = sizes.end_of_turn
         shape = jax.eval_shape(decoder.serving_parameters, decoder.abstract_parameters(model))
         cache = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
@@ -135,7 +137,7 @@ class Executables:
             all_tokens = all_tokens.at[k].set(tokens)
             all_logprobs = all_logprobs.at[k].set(logprobs)
             positions = positions + live
-            budgets = jnp.where(live & (tokens != ByteTokenizer.END_OF_TURN), budgets - 1, 0)
+            budgets = jnp.where(live & (tokens != self._end_of_turn), budgets - 1, 0)
             return k + 1, cache, tokens, positions, budgets, all_tokens, all_logprobs
 
         first = positions

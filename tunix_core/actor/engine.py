@@ -21,7 +21,6 @@ import numpy as np
 from tunix_core.actor.dispatch import EngineSizes, Params, device_parameters, executables
 from tunix_core.config import ActorConfig, ModelConfig
 from tunix_core.models import decoder
-from tunix_core.tokenizer import ByteTokenizer
 
 FREE, PARKED, PREFILL, DECODE = range(4)
 _NO_VERSION = -1
@@ -34,7 +33,7 @@ class TurnEnd(NamedTuple):
     start: int
     end: int
     stopped: bool
-    """True when the policy ended it with END_OF_TURN, false at a limit."""
+    """True when the policy ended it, false at a limit."""
 
 
 class EngineCounters:
@@ -63,11 +62,19 @@ class Engine:
         model: shapes of the decoder.
         actor: slots, context, chunk and dispatch sizes, swap policy.
         params: weights of `version`.
+        end_of_turn: the id with which the policy ends a turn.
         greedy: take the likeliest token (evaluation) instead of drawing one.
     """
 
     def __init__(
-        self, model: ModelConfig, actor: ActorConfig, params: Params, version: int, *, greedy: bool = False
+        self,
+        model: ModelConfig,
+        actor: ActorConfig,
+        params: Params,
+        version: int,
+        *,
+        end_of_turn: int,
+        greedy: bool = False,
     ) -> None:
         num_slots, context = actor.num_slots, actor.context_tokens
         self._actor = actor
@@ -82,7 +89,9 @@ class Engine:
             prefill_tokens=actor.prefill_tokens,
             decode_rows=self._decode_rows,
             decode_steps=actor.decode_steps,
+            end_of_turn=end_of_turn,
         )
+        self._end_of_turn = end_of_turn
         self._executables = executables(model, sizes, greedy=greedy)
         self.version = version
         """Version that turns start with."""
@@ -301,7 +310,7 @@ class Engine:
         lengths = self.lengths[slots] = lengths + counts
         self._cached[slots] = lengths - 1
         self.counters.policy_tokens += int(counts.sum())
-        stopped = self.tokens[slots, lengths - 1] == ByteTokenizer.END_OF_TURN
+        stopped = self.tokens[slots, lengths - 1] == self._end_of_turn
         over = stopped | (lengths >= self._turn_limit[slots])
         self._state[slots] = np.where(over, PARKED, DECODE)
         starts = self._turn_start[slots]

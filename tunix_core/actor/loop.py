@@ -12,16 +12,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tunix_core.actor.dispatch import device_parameters
 from tunix_core.actor.engine import Engine
 from tunix_core.actor.groups import MIN_EPISODES, Group, GroupBook
 from tunix_core.actor.scheduler import MakeEnvironment, Scheduler
 from tunix_core.actor.session import EpisodeFailed, EpisodeSpec, Identity
-from tunix_core.actor.wire import Delivery, Poller, load_policy
+from tunix_core.actor.wire import Delivery, Poller
 from tunix_core.config import RunConfig
 from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.environments import make_environment
 from tunix_core.errors import Interrupted
 from tunix_core.metrics import MetricRecorder
+from tunix_core.pretrained.loading import PolicyLoader, load_tokenizer
 from tunix_core.storage.control import read_stop
 from tunix_core.storage.metrics_files import MetricFiles
 from tunix_core.storage.policies import PolicyStore
@@ -92,8 +94,14 @@ class Actor:
         version = self._first_version(policies)
         if version is None:
             return
+        loader = PolicyLoader(policies, self._config.model, device_parameters)
+        self._tokenizer = load_tokenizer(self._config.model)
         self._engine = Engine(
-            self._config.model, self._config.actor, load_policy(policies, self._config.model, version), version
+            self._config.model,
+            self._config.actor,
+            loader.load(version),
+            version,
+            end_of_turn=self._tokenizer.end_of_turn,
         )
         self._compilations.warmed_up()
         self._log(f"engine ready: {self._compilations.total} compilations in {self._compilations.seconds:.1f} s")
@@ -103,6 +111,7 @@ class Actor:
         self._poller = Poller(
             self._store,
             self._config,
+            loader,
             process=self._process,
             incarnation=self._incarnation,
             version=version,
@@ -144,6 +153,7 @@ class Actor:
             self._engine,
             identity,
             self._environments,
+            self._tokenizer,
             config.seed,
             self._finished,
         )

@@ -15,6 +15,7 @@ from tunix_core.actor.scheduler import Outcome, Scheduler
 from tunix_core.actor.session import EpisodeFailed, EpisodeSpec, Identity
 from tunix_core.config import RunConfig
 from tunix_core.environments import make_environment
+from tunix_core.pretrained.loading import load_tokenizer
 from tunix_core.types import Trajectory
 
 
@@ -46,7 +47,10 @@ class Evaluator:
             config.actor, num_slots=num_slots or max(64, config.actor.num_slots), swap_policy="immediate"
         )
         self._config = dataclasses.replace(config, actor=actor)
-        self._engine = Engine(config.model, actor, params, 0, greedy=not sample)
+        self._tokenizer = load_tokenizer(config.model)
+        self._engine = Engine(
+            config.model, actor, params, 0, end_of_turn=self._tokenizer.end_of_turn, greedy=not sample
+        )
         self._temperature = config.algorithm.temperature if sample else 1.0
 
     @property
@@ -82,6 +86,7 @@ class Evaluator:
             self._engine,
             identity,
             lambda seed: make_environment(config.environment, latency=False, weather_seed=seed),
+            self._tokenizer,
             config.seed,
             lambda spec, outcome: outcomes.__setitem__(int(spec.task_id), outcome),
         )

@@ -13,6 +13,7 @@ from tunix_core.actor.engine import Engine, TurnEnd
 from tunix_core.actor.sampling import request_key
 from tunix_core.actor.session import EpisodeFailed, EpisodeSpec, Identity, play
 from tunix_core.environments import Environment
+from tunix_core.tokenizer import Tokenizer
 from tunix_core.types import Trajectory
 
 Outcome = Trajectory | EpisodeFailed
@@ -27,6 +28,7 @@ class Scheduler:
         engine: owned by this scheduler while it runs.
         identity: written into the trajectories.
         make_environment: called once per episode.
+        tokenizer: frames the conversations; the engine ends a turn at its `end_of_turn`.
         run_seed: part of every request key.
         finished: called with each episode's outcome, in the loop's thread.
     """
@@ -36,12 +38,14 @@ class Scheduler:
         engine: Engine,
         identity: Identity,
         make_environment: MakeEnvironment,
+        tokenizer: Tokenizer,
         run_seed: int,
         finished: Callable[[EpisodeSpec, Outcome], None],
     ) -> None:
         self.engine = engine
         self._identity = identity
         self._make_environment = make_environment
+        self._tokenizer = tokenizer
         self._run_seed = run_seed
         self._finished = finished
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +103,7 @@ class Scheduler:
     async def _run(self, spec: EpisodeSpec, environment: Environment, slot: int) -> None:
         outcome: Outcome
         try:
-            outcome = await play(spec, self._identity, environment, self.engine, slot, self)
+            outcome = await play(spec, self._identity, environment, self._tokenizer, self.engine, slot, self)
         except EpisodeFailed as failure:
             outcome = failure
         finally:

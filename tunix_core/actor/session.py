@@ -1,9 +1,8 @@
 """One episode: an environment and a policy taking turns over one growing token sequence.
 
-    [BOS] prompt END_OF_TURN   policy message END_OF_TURN   tool output END_OF_TURN   …
-
-The policy's tokens, its END_OF_TURN included, are the ids it sampled; text is decoded from them for
-the environment and for people only. What the environment says is framed here and is no policy token.
+The policy's tokens, its end of turn included, are the ids it sampled; text is decoded from them for
+the environment and for people only. What the environment says is framed by the tokenizer's marks and
+is no policy token.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ import numpy as np
 from tunix_core.actor.engine import Engine, TurnEnd
 from tunix_core.environments import Environment, split_of
 from tunix_core.errors import EnvironmentFailure
-from tunix_core.tokenizer import ByteTokenizer
+from tunix_core.tokenizer import Tokenizer
 from tunix_core.types import Trajectory, Turn
-
-_TOKENIZER = ByteTokenizer()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +67,13 @@ class Speaker(Protocol):
 
 
 async def play(
-    spec: EpisodeSpec, identity: Identity, environment: Environment, engine: Engine, slot: int, speaker: Speaker
+    spec: EpisodeSpec,
+    identity: Identity,
+    environment: Environment,
+    tokenizer: Tokenizer,
+    engine: Engine,
+    slot: int,
+    speaker: Speaker,
 ) -> Trajectory:
     """Play one episode in `slot`.
 
@@ -85,7 +88,7 @@ async def play(
 
     started = time.perf_counter()
     first = await _guarded(environment.reset(spec.task_seed), identity.timeout_seconds)
-    ids = [ByteTokenizer.BOS, *_TOKENIZER.encode(first.text), ByteTokenizer.END_OF_TURN]
+    ids = tokenizer.opening(first.instructions, first.text)
     seconds = time.perf_counter() - started
     environment_seconds += seconds
     said = Turn(role="prompt", start=0, end=len(ids), seconds=seconds)
@@ -99,7 +102,7 @@ async def play(
         end = await speaker.speak(slot, ids)
         seconds = time.perf_counter() - started
         generation_seconds += seconds
-        text = _TOKENIZER.decode(engine.tokens[slot, end.start : end.end - end.stopped].tolist())
+        text = tokenizer.decode(engine.tokens[slot, end.start : end.end - end.stopped].tolist())
         messages.append({"role": "policy", "content": text})
         if not end.stopped:
             turns.append(Turn(role="policy", start=end.start, end=end.end, seconds=seconds))
@@ -115,7 +118,7 @@ async def play(
         if result.done:
             finish_reason = "completed"
             break
-        ids = [*_TOKENIZER.encode(result.text), ByteTokenizer.END_OF_TURN]
+        ids = tokenizer.reply(result.text)
         if number + 1 == identity.max_turns or len(ids) > engine.room(slot):
             break
         messages.append({"role": "tool", "content": result.text})

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tunix_core.actor.dispatch import Params, device_parameters
+from tunix_core.actor.dispatch import Params
 from tunix_core.actor.groups import Group
-from tunix_core.config import ModelConfig, RunConfig
+from tunix_core.config import RunConfig
 from tunix_core.errors import ObjectMissing, StoreError
-from tunix_core.models.decoder import unflatten_parameters
+from tunix_core.pretrained.loading import PolicyLoader
 from tunix_core.rl.pacing import share
 from tunix_core.storage.control import LearnerSignal, read_learner_signal, read_stop, write_heartbeat
 from tunix_core.storage.metrics_files import MetricFiles
@@ -33,11 +33,6 @@ METRICS_SECONDS = 2.0
 RETRY_SECONDS = 0.5
 BLOCKS_AHEAD = 1
 """Claimed blocks kept ready, so that a claim never holds up an admission."""
-
-
-def load_policy(policies: PolicyStore, model: ModelConfig, version: int) -> Params:
-    """Weights of a published version, verified, on the device in the form that the engine takes."""
-    return device_parameters(unflatten_parameters(model, policies.load(version)[0]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +65,7 @@ class Poller:
         self,
         store: ObjectStore,
         config: RunConfig,
+        loader: PolicyLoader,
         *,
         process: str,
         incarnation: str,
@@ -85,6 +81,7 @@ class Poller:
         self._metrics = metrics
         self._progress = progress
         self._policies = PolicyStore(store)
+        self._loader = loader
         self._tasks = TaskBlocks(
             store,
             incarnation=incarnation,
@@ -152,7 +149,7 @@ class Poller:
         current = self._policies.current()
         if current is not None and current.version > self._loaded_version:
             try:
-                params = load_policy(self._policies, self._config.model, current.version)
+                params = self._loader.load(current.version)
             except ObjectMissing:
                 return  # retired between pointer and read: the pointer has moved on
             with self._weights_lock:

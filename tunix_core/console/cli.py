@@ -121,9 +121,9 @@ def _show(trajectory: Trajectory, console: Console) -> None:
     console.print(f"reward {trajectory.reward:g}  {json.dumps(dict(trajectory.reward_components))}")
 
 
-def _task(module: str, run: str, *arguments: str) -> int:
-    """Run an entry point on the run; its exit code."""
-    return subprocess.run([sys.executable, "-m", f"tasks.{module}", "--run", run, *arguments], check=False).returncode
+def _task(module: str, *arguments: str) -> int:
+    """Run an entry point; its exit code."""
+    return subprocess.run([sys.executable, "-m", f"tasks.{module}", *arguments], check=False).returncode
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -148,21 +148,33 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--version", default="last", help="first, last or a number (%(default)s)")
     replay = command("replay", "executes a step again and compares its weights, to the bit")
     replay.add_argument("--step", type=int, required=True, help="the clock after the step, from 1")
+    export = command("export-model", "a policy version as a Hugging Face folder, adapters merged")
+    export.add_argument("--version", default="last", help="first, last or a number (%(default)s)")
+    export.add_argument("--to", required=True, help="a missing or an empty folder")
+    export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(%(default)s)")
+    imported = commands.add_parser("import-model", help="a pretrained model into a store, verified tensor by tensor")
+    imported.add_argument("--source", required=True, help="a Hugging Face folder, or a .gguf file")
+    imported.add_argument("--to", required=True, help="URI of the model folder, new or holding the same model")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     console = Console()
+    if arguments.command == "import-model":
+        return _task("import_model", "--source", arguments.source, "--to", arguments.to)
     try:
         store = open_store(arguments.run)
         read_run(store)
         if arguments.command == "status":
             status(store, console)
         elif arguments.command == "evaluate":
-            return _task("evaluate", arguments.run, "held-out", "--version", arguments.version)
+            return _task("evaluate", "--run", arguments.run, "held-out", "--version", arguments.version)
         elif arguments.command == "replay":
-            return _task("replay", arguments.run, "--step", str(arguments.step))
+            return _task("replay", "--run", arguments.run, "--step", str(arguments.step))
+        elif arguments.command == "export-model":
+            options = ("--version", arguments.version, "--to", arguments.to, "--dtype", arguments.dtype)
+            return _task("export_model", "--run", arguments.run, *options)
         elif arguments.id:
             show_trajectory(store, console, arguments.id)
         else:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +29,7 @@ from tunix_core.console.airflow_client import AirflowClient, AirflowError
 from tunix_core.console.emulator import Emulator, start_fake_gcs
 from tunix_core.console.live import RunView, render
 from tunix_core.console.service import AirflowService, default_options
-from tunix_core.errors import EXIT_UNEXPECTED, ObjectMissing, TunixError
+from tunix_core.errors import EXIT_UNEXPECTED, ConfigError, ObjectMissing, TunixError
 from tunix_core.evaluation.summary import goals
 from tunix_core.storage.process_table import stop_run
 from tunix_core.storage.store import join_uri, open_store
@@ -48,6 +49,8 @@ class DemoOptions:
     seed: int
     store: str
     overrides: Mapping[str, Any]
+    model: Path | None
+    """A pretrained model to import for the run."""
     reports: Path
     home: Path
     timeout_seconds: float
@@ -113,17 +116,35 @@ class Demo:
             root = f"{self._emulator.uri}/runs"
         else:
             Path(root).mkdir(parents=True, exist_ok=True)
+        pretrained = self._import_model(root)
         self._console.print("starting Airflow …")
         service_options = default_options([root], cpus=split_cpus()[1])
         self._service.start(dataclasses.replace(service_options, environment=environment))
         client = self._service.client()
         client.wait_for_dag(DAG_ID)
         client.unpause(DAG_ID)
-        conf = {"recipe": self._options.recipe, "seed": self._options.seed, "overrides": run_overrides(self._options)}
+        conf = {
+            "recipe": self._options.recipe,
+            "seed": self._options.seed,
+            "overrides": {**run_overrides(self._options), **pretrained},
+        }
         run_id = client.trigger(DAG_ID, conf)
         self._run_uri = join_uri(self._service.store_roots[0], paths.run_name(DAG_ID, run_id))
         self._console.print(self._address())
         return client, run_id
+
+    def _import_model(self, root: str) -> dict[str, Any]:
+        """Bring the pretrained model under the root of the runs; returns the option that names it."""
+        source = self._options.model
+        if source is None:
+            return {}
+        uri = join_uri(root, f"models/{self._options.recipe}")
+        command = [sys.executable, "-m", "tasks.import_model", "--source", str(source), "--to", uri]
+        self._console.print(f"importing {source.name} …")
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise ConfigError("--model", str(source), "a model that can be imported", done.stderr.strip())
+        return {"model.pretrained_uri": uri}
 
     def _address(self) -> str:
         user, password = self._service.credentials
@@ -245,6 +266,7 @@ def _options(argv: list[str] | None) -> DemoOptions:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", choices=["local", "gs"], default="local", help="gs: an emulated bucket")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="repeatable")
+    parser.add_argument("--model", type=Path, help="pretrained model to import: a Hugging Face folder or a .gguf file")
     parser.add_argument("--reports", type=Path, default=Path("reports/demo"), help="folder (%(default)s)")
     parser.add_argument("--home", type=Path, help="folder of Airflow and the runs (a new one in ./.airflow)")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds (%(default)s)")
@@ -259,6 +281,7 @@ def _options(argv: list[str] | None) -> DemoOptions:
         seed=arguments.seed,
         store=arguments.store,
         overrides=parse_overrides(arguments.set),
+        model=arguments.model,
         reports=arguments.reports,
         home=home.resolve(),
         timeout_seconds=arguments.timeout,

@@ -115,6 +115,7 @@ class Publisher:
                 parent=self.published_version if self.published_version >= 0 else None,
                 publisher=self._process,
                 gate=figures,
+                base=self._base(),
             )
         except (ObjectExists, VersionConflict):
             self.num_lost_races += 1  # another publisher was faster; the next attempt starts from its version
@@ -124,6 +125,13 @@ class Publisher:
         self.num_published += 1
         self.recorder.record(version=version, accepted=1, publish_seconds=self._clock() - started, **figures)
         return True
+
+    def _base(self) -> Mapping[str, Any] | None:
+        """What the run's adapters lie on, as its first version says."""
+        if self.published_version < 0:
+            return None
+        base: Mapping[str, Any] | None = self._policies.manifest(self.published_version).get("base")
+        return base
 
     def _load_previous(self) -> Tensors | None:
         if self.published_version < 0:

@@ -24,6 +24,8 @@ class Observation(NamedTuple):
     """What the policy reads first."""
 
     text: str
+    instructions: str = ""
+    """How to play, for policies that read: a chat template's system message."""
 
 
 class StepResult(NamedTuple):
@@ -49,6 +51,8 @@ class Environment(Protocol):
     """
 
     name: str
+    instructions: str
+    """See `Observation`."""
 
     async def reset(self, seed: int) -> Observation: ...
 

@@ -29,6 +29,10 @@ class Calculator(SingleTool[CalculatorTask]):
     tool_name = "calc"
     call = re.compile(r"calc (\d{1,12})([+*-])(\d{1,12})")
     answer = re.compile(r"= (-?\d+)")
+    instructions = (
+        "You calculate. Write `calc ` and the expression to use the calculator. It answers with a number: "
+        "then write `= ` and that number. Write nothing else."
+    )
 
     def _draw(self, rng: random.Random) -> CalculatorTask:
         limit = 10**self._config.num_digits

@@ -8,28 +8,42 @@ from typing import NamedTuple
 import numpy as np
 
 from tunix_core.environments.base import Environment
-from tunix_core.tokenizer import ByteTokenizer
+from tunix_core.errors import DataError
+from tunix_core.tokenizer import Tokenizer
 
 
 class Demonstration(NamedTuple):
     """T tokens."""
 
     tokens: np.ndarray  # int32 [T]
-    loss_mask: np.ndarray  # bool [T], true on the policy's tokens, its END_OF_TURN included
+    loss_mask: np.ndarray  # bool [T], true on the policy's tokens, its end of turn included
 
 
-def encode_messages(messages: Sequence[tuple[str, str]]) -> Demonstration:
-    """`(role, text)` messages, roles prompt, policy and tool, to ids with the policy's marked."""
-    tokenizer = ByteTokenizer()
-    tokens: list[int] = [ByteTokenizer.BOS]
-    mask = [False]
+def encode_messages(tokenizer: Tokenizer, instructions: str, messages: Sequence[tuple[str, str]]) -> Demonstration:
+    """`(role, text)` messages, the prompt first, then policy and tool in turn, to ids with the policy's marked.
+
+    Raises:
+        DataError: roles in another order.
+    """
+    roles = [role for role, _ in messages]
+    if roles[:1] != ["prompt"] or any(
+        role != ("policy" if place % 2 else "tool") for place, role in enumerate(roles) if place
+    ):
+        raise DataError(f"messages: received the roles {roles}, accepted prompt, then policy and tool in turn")
+    tokens: list[int] = []
+    mask: list[bool] = []
     for role, text in messages:
-        ids = [*tokenizer.encode(text), ByteTokenizer.END_OF_TURN]
+        if role == "policy":
+            ids = [*tokenizer.encode(text), tokenizer.end_of_turn]
+        else:
+            ids = tokenizer.opening(instructions, text) if role == "prompt" else tokenizer.reply(text)
         tokens += ids
         mask += [role == "policy"] * len(ids)
     return Demonstration(np.array(tokens, np.int32), np.array(mask, bool))
 
 
-def demonstrations(environment: Environment, task_seeds: Sequence[int]) -> list[Demonstration]:
+def demonstrations(tokenizer: Tokenizer, environment: Environment, task_seeds: Sequence[int]) -> list[Demonstration]:
     """One per task seed."""
-    return [encode_messages(environment.demonstration(seed)) for seed in task_seeds]
+    return [
+        encode_messages(tokenizer, environment.instructions, environment.demonstration(seed)) for seed in task_seeds
+    ]

@@ -33,6 +33,10 @@ class Lookup(SingleTool[LookupTask]):
     tool_name = "get"
     call = re.compile(r"get ([a-z])")
     answer = re.compile(r"= (\d+)")
+    instructions = (
+        "You find values behind keys. Write `get k` to look up the key k. The tool answers with another key, "
+        "which you look up in turn, or with a number: then write `= ` and that number. Write nothing else."
+    )
 
     def _draw(self, rng: random.Random) -> LookupTask:
         first, second = rng.sample(string.ascii_lowercase[: self._config.num_keys], 2)

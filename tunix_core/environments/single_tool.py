@@ -29,6 +29,8 @@ class SingleTool(abc.ABC, Generic[Task]):
     """A whole message that calls the tool; its groups are the arguments."""
     answer: re.Pattern[str]
     """A whole message that answers; its first group is the answer."""
+    instructions: str
+    """See `Observation`."""
 
     def __init__(self, config: EnvironmentConfig, *, latency: bool = True, weather_seed: int = 0) -> None:
         self._config = config
@@ -44,7 +46,7 @@ class SingleTool(abc.ABC, Generic[Task]):
     async def reset(self, seed: int) -> Observation:
         self._task = self.task(seed)
         self._malformed = self._calls = 0
-        return Observation(self._question(self._task))
+        return Observation(self._question(self._task), self.instructions)
 
     async def step(self, text: str) -> StepResult:
         if self._task is None:

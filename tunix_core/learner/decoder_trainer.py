@@ -14,7 +14,7 @@ from tunix_core.distributed.mesh import make_mesh
 from tunix_core.errors import CorruptObject
 from tunix_core.learner.train_step import PlacedBatch, TrainState, make_train_step
 from tunix_core.learner.trainer import check_leaves
-from tunix_core.models.decoder import Params, flatten_parameters, unflatten_parameters
+from tunix_core.models.parameters import Params, flatten_parameters, trained_parameters, unflatten_parameters
 
 
 class DecoderTrainer:
@@ -25,10 +25,11 @@ class DecoderTrainer:
         self._step = make_train_step(config, make_mesh(config.mesh))
 
     def initial_state(self, tensors: Mapping[str, np.ndarray]) -> TrainState:
-        return self._step.init_state(unflatten_parameters(self._config.model, tensors))
+        model = self._config.model
+        return self._step.init_state(unflatten_parameters(model, tensors, trained_parameters(model)))
 
     def reference(self, tensors: Mapping[str, np.ndarray]) -> Params:
-        return self._step.put_params(unflatten_parameters(self._config.model, tensors))
+        return self._step.put_params(unflatten_parameters(self._config.model.base(), tensors))
 
     def compile(self, num_windows: int) -> None:
         self._step.compile(num_windows)

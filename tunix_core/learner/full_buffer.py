@@ -44,6 +44,7 @@ def measure(
     store: ObjectStore,
     config: RunConfig,
     tensors: Mapping[str, np.ndarray],
+    reference_tensors: Mapping[str, np.ndarray],
     *,
     seconds: float,
     num_rounds: int = 3,
@@ -53,6 +54,7 @@ def measure(
 
     Args:
         tensors: any weights of the run; they are thrown away.
+        reference_tensors: those of its KL reference.
         seconds: of all rounds together; a round ends with the step that passes its share.
         num_rounds: so that a hiccup of the machine spoils one round, not the figure.
 
@@ -67,7 +69,7 @@ def measure(
     counts = window_counts(config)
     trainer = DecoderTrainer(config)
     trainer.compile(counts[-1])
-    reference = trainer.reference(tensors)
+    reference = trainer.reference(reference_tensors)
     state = trainer.initial_state(tensors)
 
     def step() -> int:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from tunix_core.config import AlgorithmConfig, ModelConfig
 from tunix_core.models.decoder import Params, hidden_states, token_logprobs
+from tunix_core.models.parameters import adapted
 from tunix_core.rl import aggregation, corrections, diagnostics, kl, losses
 
 Array = Any
@@ -40,7 +41,9 @@ Sums = dict[str, jax.Array]
 """Scalars that add over micro-batches and devices, except those named `max_…`, whose maximum is taken."""
 
 Objective = Callable[[Params, Params, Batch, jax.Array], tuple[jax.Array, Sums]]
-"""(parameters, reference parameters, windows, denominator) -> (part of the loss, sums)."""
+"""(trained parameters, reference parameters, windows, denominator) -> (part of the loss, sums).
+
+Where adapters are trained, the reference is the base that they lie on."""
 
 
 def predictions(params: Params, config: ModelConfig, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -122,14 +125,14 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
     def objective(params: Params, reference: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, Sums]:
         mask = jnp.asarray(batch.loss_mask)
         segment_ids = jnp.asarray(batch.segment_ids)
-        logprobs, entropy = predictions(params, model, batch)
+        logprobs, entropy = predictions(adapted(model, params, reference), model, batch)
         proximal = jax.lax.stop_gradient(logprobs)
         # Masked tokens may hold anything: neutral values on the way in, none of them on the way out.
         at = _Tokens(
             logprobs=logprobs,
             proximal=proximal,
             behavior=aggregation.where_policy(mask, batch.behavior_logprobs, proximal),
-            reference=jax.lax.stop_gradient(predictions(reference, model, batch)[0]),
+            reference=jax.lax.stop_gradient(predictions(reference, model.base(), batch)[0]),
             advantages=aggregation.where_policy(mask, batch.advantages),
             mask=mask,
             segment_ids=segment_ids,
@@ -166,9 +169,8 @@ def supervised_objective(model: ModelConfig) -> Objective:
     """Cross entropy of the policy tokens."""
 
     def objective(params: Params, reference: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, Sums]:
-        del reference  # no leash: this makes the policy that later is the reference
         mask = jnp.asarray(batch.loss_mask)
-        logprobs, entropy = predictions(params, model, batch)
+        logprobs, entropy = predictions(adapted(model, params, reference), model, batch)
         part = -aggregation.masked_sum(logprobs, mask) / denominator
         sums = {
             "policy_tokens": mask.sum(dtype=jnp.float32),

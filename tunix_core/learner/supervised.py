@@ -21,7 +21,8 @@ from tunix_core.environments import make_environment, task_seed
 from tunix_core.environments.demonstrations import Demonstration, demonstrations
 from tunix_core.errors import ConfigError
 from tunix_core.learner.train_step import TrainState, TrainStep, make_supervised_step
-from tunix_core.models.decoder import Params, init_parameters
+from tunix_core.models.parameters import Params, adapters, init_parameters
+from tunix_core.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class WarmStart:
     """What came out."""
 
     params: Params
-    """Host arrays."""
+    """Host arrays: whole weights, or adapters where those are trained."""
     num_steps: int
     """Optimizer steps taken, those taken back excluded."""
     loss: float
@@ -62,8 +63,9 @@ def pack_demonstrations(items: Sequence[Demonstration], num_windows: int, window
 class _Demonstrations:
     """Batch k of the run's endless stream: the same k gives the same batch."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         self._config = config
+        self._tokenizer = tokenizer
         self._environment = make_environment(config.environment, latency=False)
         unit = config.learner.windows_per_microbatch * config.mesh.data
         lengths = np.array([len(item.tokens) for item in self._draw(0)])
@@ -74,19 +76,20 @@ class _Demonstrations:
     def _draw(self, step: int) -> list[Demonstration]:
         size = self._config.warm_start.demonstrations_per_step
         seeds = [task_seed("train", step * size + i, self._config.seed) for i in range(size)]
-        return demonstrations(self._environment, seeds)
+        return demonstrations(self._tokenizer, self._environment, seeds)
 
     def batch(self, step: int) -> PackedArrays:
         return pack_demonstrations(self._draw(step), self.num_windows, self._config.learner.window_tokens)
 
 
 def _train(
-    step_function: TrainStep, state: TrainState, stream: _Demonstrations, steps: range
+    step_function: TrainStep, state: TrainState, base: Params | None, stream: _Demonstrations, steps: range
 ) -> tuple[TrainState, float]:
     loss = np.nan
     for step in steps:
         arrays = stream.batch(step)
-        state, metrics = step_function(state, state.params, step_function.put(arrays), float(arrays.loss_mask.sum()))
+        frozen = state.params if base is None else base
+        state, metrics = step_function(state, frozen, step_function.put(arrays), float(arrays.loss_mask.sum()))
         loss = float(metrics["loss"])
     return state, loss
 
@@ -96,27 +99,55 @@ def _host(state: TrainState) -> TrainState:
     return jax.tree.map(lambda leaf: np.array(leaf), state)
 
 
-def warm_start(
-    config: RunConfig, evaluate: Callable[[Params], float], report: Callable[[dict[str, Any]], None]
-) -> WarmStart:
-    """Train from fresh parameters into `warm_start.target_success_low … high`.
+def start_parameters(config: RunConfig, pretrained: Params | None) -> tuple[Params, Params | None]:
+    """What training starts from, and the frozen base under it where that is adapters.
 
     Args:
-        evaluate: held-out greedy success of host parameters.
+        pretrained: whole weights of the model the run starts from; None: fresh ones.
+    """
+    model = config.model
+    if not model.lora_rank:
+        return (init_parameters(model, config.seed) if pretrained is None else pretrained), None
+    return adapters(init_parameters(model, config.seed)), pretrained
+
+
+def warm_start(
+    config: RunConfig,
+    evaluate: Callable[[Params], float],
+    report: Callable[[dict[str, Any]], None],
+    *,
+    tokenizer: Tokenizer,
+    pretrained: Params | None = None,
+) -> WarmStart:
+    """Train into `warm_start.target_success_low … high`, from fresh parameters or from a pretrained model.
+
+    Args:
+        evaluate: held-out greedy success of what is trained (host arrays): whole weights, or adapters.
         report: called after each evaluation with `num_steps`, `loss`, `success`.
+        pretrained: whole weights to start from; evaluated before any step, and good enough as they are from
+            `target_success_low` on.
 
     Raises:
         ConfigError: `warm_start.num_steps` did not reach the range, or the range is too narrow to hit.
     """
     options = config.warm_start
-    step_function = make_supervised_step(config, make_mesh(config.mesh))
-    stream = _Demonstrations(config)
-    step_function.compile(stream.num_windows)
-    state = step_function.init_state(init_parameters(config.model, config.seed))
+    start, base = start_parameters(config, pretrained)
+    kept_params = jax.tree.map(np.asarray, start)
     done, stretch, success = 0, options.evaluate_every_steps, 0.0
+    if pretrained is not None:
+        success = evaluate(kept_params)
+        report({"num_steps": 0, "loss": float("nan"), "success": success})
+        if success >= options.target_success_low:
+            return WarmStart(params=kept_params, num_steps=0, loss=float("nan"), success=success)
+    step_function = make_supervised_step(config, make_mesh(config.mesh))
+    stream = _Demonstrations(config, tokenizer)
+    step_function.compile(stream.num_windows)
+    state = step_function.init_state(kept_params)
+    if base is not None:
+        base = step_function.put_params(base)
     kept = _host(state)
     while done < options.num_steps:
-        state, loss = _train(step_function, state, stream, range(done, done + stretch))
+        state, loss = _train(step_function, state, base, stream, range(done, done + stretch))
         trained = _host(state)
         success = evaluate(trained.params)
         report({"num_steps": done + stretch, "loss": loss, "success": success})

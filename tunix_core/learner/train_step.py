@@ -32,7 +32,7 @@ from tunix_core.learner.objectives import (
     policy_objective,
     supervised_objective,
 )
-from tunix_core.models.decoder import Params, abstract_parameters
+from tunix_core.models.parameters import Params, abstract_parameters, trained_parameters
 
 
 class TrainState(NamedTuple):
@@ -183,9 +183,12 @@ class TrainStep:
 
     def abstract_state(self) -> TrainState:
         """Shapes, types and placement of a state; nothing is allocated."""
-        params = abstract_parameters(self._config.model)
+        params = trained_parameters(self._config.model)
         state = TrainState(params, jax.eval_shape(self._optimizer.init, params), jax.ShapeDtypeStruct((), jnp.int32))
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated), state)
+        return self._abstract(state)
+
+    def _abstract(self, tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated), tree)
 
     def compile(self, num_windows: int) -> None:
         """Make the executable for batches of at most so many windows.
@@ -207,7 +210,8 @@ class TrainStep:
         batch = PlacedBatch(windows, jax.ShapeDtypeStruct((), jnp.int32, sharding=self._replicated))
         state = self.abstract_state()
         denominator = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
-        self._executable = self._step.lower(state, state.params, batch, denominator).compile()
+        reference = self._abstract(abstract_parameters(self._config.model.base()))
+        self._executable = self._step.lower(state, reference, batch, denominator).compile()
         self._num_windows = num_windows
 
     def put(self, batch: Any) -> PlacedBatch:

@@ -10,6 +10,8 @@ import numpy as np
 
 from tunix_core.config import RunConfig
 from tunix_core.errors import ConfigError, CorruptObject
+from tunix_core.models.parameters import flatten_parameters
+from tunix_core.pretrained.loading import load_base
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.store import ObjectStore, open_store
 
@@ -19,6 +21,8 @@ WEIGHTS = "model.safetensors"
 def load_reference(store: ObjectStore, config: RunConfig, extra: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Policy 0 of this run, or the policy folder that `reference_uri` names, verified by SHA-256.
 
+    Of a run that trains adapters it is their base: the adapted model with its adapters off.
+
     Args:
         extra: of `run.json`; `reference_sha256`, where given, is what the weights must have.
 
@@ -26,6 +30,8 @@ def load_reference(store: ObjectStore, config: RunConfig, extra: Mapping[str, An
         ConfigError: the URI names no policy folder.
         CorruptObject: the weights are not those of the manifest, or not those of `reference_sha256`.
     """
+    if config.model.lora_rank:
+        return flatten_parameters(load_base(config.model))
     version = 0
     if config.reference_uri:
         match = re.fullmatch(r"(.+)/policies/(\d{8})/?", config.reference_uri)

@@ -100,6 +100,11 @@ def trained_parameters(config: ModelConfig) -> Params:
     return adapters(params) if config.lora_rank else params
 
 
+def adapted(config: ModelConfig, trained: Params, base: Params) -> Params:
+    """The whole model: what is trained, on the frozen base where it is adapters."""
+    return combined(base, trained) if config.lora_rank else trained
+
+
 def init_parameters(config: ModelConfig, seed: int) -> Params:
     """Fresh parameters: normal(0.02), residual outputs divided by sqrt(2 L), norms one."""
     return _initialise(config, jax.random.key(seed))
@@ -122,13 +127,18 @@ def flatten_parameters(params: Params) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf) for name, leaf in named_leaves(jax.device_get(params)).items()}
 
 
-def unflatten_parameters(config: ModelConfig, tensors: Mapping[str, np.ndarray]) -> Params:
+def unflatten_parameters(
+    config: ModelConfig, tensors: Mapping[str, np.ndarray], expected_parameters: Params | None = None
+) -> Params:
     """The inverse of `flatten_parameters`, checked against the configuration.
+
+    Args:
+        expected_parameters: a part of the model's, such as `trained_parameters`; None: all of them.
 
     Raises:
         DataError: a tensor is missing, surplus, of another shape or type.
     """
-    expected = named_leaves(abstract_parameters(config))
+    expected = named_leaves(expected_parameters or abstract_parameters(config))
     missing, surplus = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     if missing or surplus:
         raise DataError(

@@ -48,6 +48,7 @@ class PolicyStore:
         publisher: str,
         gate: Mapping[str, Any],
         restored_from: int | None = None,
+        base: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Write the version and point to it; returns its manifest.
 
@@ -58,6 +59,7 @@ class PolicyStore:
             publisher: name of the publishing process, part of the data files' names.
             gate: the figures by which the gate let it pass.
             restored_from: the version whose weights a rollback publishes again.
+            base: `uri` and `sha256` of the model that the tensors are adapters of; None: they are all of it.
 
         Raises:
             ObjectExists: another publisher completed this version; the pointer is at least there now.
@@ -77,6 +79,7 @@ class PolicyStore:
             "publisher": publisher,
             "gate": dict(gate),
             "restored_from": restored_from,
+            "base": None if base is None else dict(base),
         }
         try:
             if self._store.exists(folder + paths.MANIFEST):
