@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunix_core.config import load_recipe
-from tunix_core.data.packing import best_fit, fit_groups, pack, window_counts
+from tunix_core.data.packing import Layout, PackedArrays, best_fit, fit_groups, pack, window_counts
 
 
 def test_golden_layout() -> None:
@@ -81,6 +81,39 @@ def test_packed_equals_a_loop() -> None:
     assert (packed.segment_ids[~covered] == 0).all()
     assert not packed.loss_mask[~covered].any()
     assert (packed.temperature[~covered] == 1).all()
+
+
+def _pack_at(window: list[int], start: list[int]) -> PackedArrays:
+    """Two trajectories of 2 and 3 tokens at given places of two windows of 8."""
+    layout = Layout(np.array(window, np.int32), np.array(start, np.int32), max(window) + 1)
+    return pack(
+        layout,
+        np.array([2, 3]),
+        tokens=np.array([1, 2, 3, 4, 5]),
+        loss_mask=np.ones(5, bool),
+        behavior_logprobs=np.full(5, -1.0),
+        advantages=np.array([0.5, 2.0]),
+        temperature=np.array([0.7, 0.8]),
+        num_windows=2,
+        window_tokens=8,
+    )
+
+
+def test_gaps_anywhere_are_padding() -> None:
+    packed = _pack_at([1, 0], [3, 1])
+    assert packed.tokens.tolist() == [[0, 3, 4, 5, 0, 0, 0, 0], [0, 0, 0, 1, 2, 0, 0, 0]]
+    assert packed.positions.tolist() == [[0, 0, 1, 2, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]]
+    assert packed.segment_ids.tolist() == [[0, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 1, 0, 0, 0]]
+    assert np.flatnonzero(packed.loss_mask).tolist() == [2, 3, 12]
+    padding = packed.segment_ids == 0
+    assert (packed.behavior_logprobs[padding] == 0).all()
+    assert (packed.advantages[padding] == 0).all()
+    assert (packed.temperature[padding] == 1).all()
+
+
+def test_overlapping_trajectories_are_no_layout() -> None:
+    with pytest.raises(AssertionError, match="overlap"):
+        _pack_at([0, 0], [0, 1])
 
 
 def test_window_counts_cover_the_worst_batch() -> None:

@@ -118,28 +118,58 @@ def pack(
     """
     lengths = np.asarray(lengths, np.int64)
     assert layout.num_windows <= num_windows, "more windows than compiled"
-    offsets = np.cumsum(lengths) - lengths
-    within = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(offsets, lengths)
     first = layout.window.astype(np.int64) * window_tokens + layout.start
-    place = np.repeat(first, lengths) + within
-    # The segment id of a trajectory is its rank by start within its window.
+    order = np.argsort(first, kind="stable")
+    # The windows laid end to end are pieces in order: gap, trajectory, gap, …, gap. So a value per trajectory
+    # is one `repeat` over the pieces and a value per token one `take`, with few large temporaries: the first
+    # touch of fresh memory costs more here than the copying.
+    size, num_pieces = num_windows * window_tokens, 2 * len(order) + 1
+    pieces = np.zeros(num_pieces, np.int64)
+    pieces[1::2] = lengths[order]
+    pieces[0::2] = np.r_[first[order], size] - np.r_[0, (first + lengths)[order]]
+    assert pieces.min() >= 0, "trajectories overlap"
+    ends = np.cumsum(pieces)
+    gaps = [(end - room, end) for end, room in zip(ends[0::2].tolist(), pieces[0::2].tolist(), strict=True) if room]
+
+    def spread(values: np.ndarray, dtype: type, fill: float = 0) -> np.ndarray:
+        of_pieces: np.ndarray = np.full(num_pieces, fill, dtype)
+        of_pieces[1::2] = values[order]
+        return np.repeat(of_pieces, pieces)
+
+    def blank(array: np.ndarray) -> np.ndarray:
+        for begin, end in gaps:
+            array[begin:end] = 0
+        return array
+
+    source = np.arange(size, dtype=np.int64)
+    source += spread(np.cumsum(lengths) - lengths - first, np.int64)
+
+    def gather(values: np.ndarray, dtype: type) -> np.ndarray:
+        if not len(values):
+            return np.zeros(size, dtype)
+        return blank(np.take(values.astype(dtype, copy=False), source, mode="clip"))
+
+    positions = np.arange(size, dtype=np.int32)
+    positions -= spread(first, np.int32)
+    mask = gather(loss_mask, np.bool_)
+    mask[first] = False
+    flat = PackedArrays(
+        tokens=gather(tokens, np.int32),
+        positions=blank(positions),
+        segment_ids=spread(_rank_in_window(layout), np.int32),
+        loss_mask=mask,
+        behavior_logprobs=gather(behavior_logprobs, np.float32),
+        advantages=spread(advantages, np.float32),
+        temperature=spread(temperature, np.float32, 1.0),
+    )
+    return PackedArrays(*(array.reshape(num_windows, window_tokens) for array in flat))
+
+
+def _rank_in_window(layout: Layout) -> np.ndarray:
+    """int32 [N]: a trajectory's segment id, its rank by start within its window, from 1."""
     order = np.lexsort((layout.start, layout.window))
-    rank = np.empty(len(lengths), np.int32)
+    rank = np.empty(len(order), np.int32)
     is_first = np.r_[True, np.diff(layout.window[order]) != 0] if len(order) else np.zeros(0, bool)
     starts = np.flatnonzero(is_first)
     rank[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)])) + 1
-
-    def scatter(values: np.ndarray, dtype: type, fill: float = 0) -> np.ndarray:
-        out: np.ndarray = np.full(num_windows * window_tokens, fill, dtype)
-        out[place] = values
-        return out.reshape(num_windows, window_tokens)
-
-    return PackedArrays(
-        tokens=scatter(tokens, np.int32),
-        positions=scatter(within, np.int32),
-        segment_ids=scatter(np.repeat(rank, lengths), np.int32),
-        loss_mask=scatter(loss_mask & (within > 0), np.bool_),
-        behavior_logprobs=scatter(behavior_logprobs, np.float32),
-        advantages=scatter(np.repeat(advantages, lengths), np.float32),
-        temperature=scatter(np.repeat(temperature, lengths), np.float32, 1.0),
-    )
+    return rank
