@@ -27,8 +27,12 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "tunix_core.distributed": (SCIENCE | JAX, set()),
     "tunix_core.models": (SCIENCE | JAX, {"rl", "distributed"}),
     "tunix_core.storage": (SCIENCE | STORAGE, set()),
+    "tunix_core.sinks": (SCIENCE, {"storage"}),
     "tunix_core.data": (SCIENCE | STORAGE, {"storage", "rl"}),
-    "tunix_core.learner": (SCIENCE | STORAGE | JAX, {"rl", "distributed", "models", "storage", "data", "environments"}),
+    "tunix_core.learner": (
+        SCIENCE | STORAGE | JAX,
+        {"rl", "distributed", "models", "storage", "data", "environments", "sinks"},
+    ),
     "tunix_core.actor": (SCIENCE | STORAGE | JAX, {"rl", "distributed", "models", "storage", "data", "environments"}),
     "tunix_core.evaluation": (
         SCIENCE | STORAGE | JAX,

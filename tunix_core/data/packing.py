@@ -92,6 +92,7 @@ class PackedArrays(NamedTuple):
     behavior_logprobs: np.ndarray  # float32 [N, W]
     advantages: np.ndarray  # float32 [N, W]
     temperature: np.ndarray  # float32 [N, W]
+    equal_version: np.ndarray  # bool [N, W] policy tokens sampled with the very weights that the step starts from
 
 
 def pack(
@@ -103,6 +104,7 @@ def pack(
     behavior_logprobs: np.ndarray,
     advantages: np.ndarray,
     temperature: np.ndarray,
+    equal_version: np.ndarray | None = None,
     num_windows: int,
     window_tokens: int,
 ) -> PackedArrays:
@@ -113,6 +115,7 @@ def pack(
         lengths: [N].
         tokens, loss_mask, behavior_logprobs: [sum of lengths], the trajectories one after another.
         advantages, temperature: [N].
+        equal_version: bool [N], trajectories whose every policy token has the clock's own version; None: not known of any.
         num_windows: of the arrays, at least `layout.num_windows`.
         window_tokens: W.
     """
@@ -129,6 +132,9 @@ def pack(
     starts = np.flatnonzero(is_first)
     rank[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)])) + 1
 
+    same = np.zeros(len(lengths), np.bool_) if equal_version is None else equal_version
+    policy = loss_mask & (within > 0)
+
     def scatter(values: np.ndarray, dtype: type, fill: float = 0) -> np.ndarray:
         out: np.ndarray = np.full(num_windows * window_tokens, fill, dtype)
         out[place] = values
@@ -138,8 +144,9 @@ def pack(
         tokens=scatter(tokens, np.int32),
         positions=scatter(within, np.int32),
         segment_ids=scatter(np.repeat(rank, lengths), np.int32),
-        loss_mask=scatter(loss_mask & (within > 0), np.bool_),
+        loss_mask=scatter(policy, np.bool_),
         behavior_logprobs=scatter(behavior_logprobs, np.float32),
         advantages=scatter(np.repeat(advantages, lengths), np.float32),
         temperature=scatter(np.repeat(temperature, lengths), np.float32, 1.0),
+        equal_version=scatter(policy & np.repeat(same, lengths), np.bool_),
     )
