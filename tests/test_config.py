@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -55,6 +56,12 @@ def test_toml_file_is_a_recipe(tmp_path) -> None:
         ({"algorithm.group_size": 999}, "actor.num_slots"),
         ({"actor.context_tokens": 4096}, "actor.context_tokens"),
         ({"actor.min_actors": 99}, "actor.min_actors"),
+        ({"observability.sinks": ["prometheus"]}, "observability.sinks[0]"),
+        ({"observability.sinks": ["wandb", "wandb"]}, "observability.sinks"),
+        ({"observability.local_folder": "here"}, "observability.local_folder"),
+        ({"observability.local_folder": "/a/../b"}, "observability.local_folder"),
+        ({"observability.peak_flops_per_second": -1}, "observability.peak_flops_per_second"),
+        ({"observability.peak_flops_per_second": math.inf}, "observability.peak_flops_per_second"),
     ],
 )
 def test_bad_values_are_refused_by_field(overrides: dict, field: str) -> None:

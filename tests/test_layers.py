@@ -39,11 +39,12 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "tunix_core.distributed": (SCIENCE | JAX, set()),
     "tunix_core.models": (SCIENCE | JAX, {"rl", "distributed"}),
     "tunix_core.storage": (SCIENCE | STORAGE, set()),
+    "tunix_core.sinks": (SCIENCE, {"storage"}),
     "tunix_core.data": (SCIENCE | STORAGE, {"storage", "rl"}),
     "tunix_core.pretrained": (SCIENCE | STORAGE | MODEL_FILES, {"models", "storage"}),
     "tunix_core.learner": (
         SCIENCE | STORAGE | JAX,
-        {"rl", "distributed", "models", "pretrained", "storage", "data", "environments"},
+        {"rl", "distributed", "models", "pretrained", "storage", "data", "environments", "sinks"},
     ),
     "tunix_core.actor": (
         SCIENCE | STORAGE | JAX,

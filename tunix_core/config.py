@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.resources
 import json
+import math
 import tomllib
 import types
 import typing
@@ -398,6 +399,46 @@ class LauncherConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ObservabilityConfig:
+    """Where the learner's metrics go besides the run directory, and what its utilisation is measured against."""
+
+    sinks: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Each needs the package's extra of the same name. The Parquet metrics are written in any case."""
+    local_folder: str = ""
+    """Absolute path under which sinks keep their files on the learner's host; empty: a temporary folder that
+    the process removes at its end."""
+    peak_flops_per_second: float = 0.0
+    """Of all the learner's devices together; 0: measured at start with float32 matrix products."""
+
+    def __post_init__(self) -> None:
+        kind = typing.get_args(typing.get_type_hints(type(self))["sinks"])[0]
+        for sink in self.sinks:
+            _require_choice("observability.sinks", sink, kind)
+        _require(
+            len(set(self.sinks)) == len(self.sinks),
+            "observability.sinks",
+            list(self.sinks),
+            "each sink once",
+            "Remove the repetition.",
+        )
+        path = Path(self.local_folder)
+        _require(
+            not self.local_folder or (path.is_absolute() and ".." not in path.parts),
+            "observability.local_folder",
+            self.local_folder,
+            "an absolute path without '..', or nothing",
+            "Write the whole path.",
+        )
+        _require(
+            math.isfinite(self.peak_flops_per_second) and self.peak_flops_per_second >= 0,
+            "observability.peak_flops_per_second",
+            self.peak_flops_per_second,
+            "0 (measure it) or a finite rate",
+            "Take the product of a device's peak and the number of devices, in operations per second.",
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything a run's processes need to know."""
 
@@ -418,6 +459,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     launcher: LauncherConfig = LauncherConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
 
     def __post_init__(self) -> None:
         _require_range("seed", self.seed, 0, 2**31 - 1)

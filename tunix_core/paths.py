@@ -17,6 +17,7 @@ from tunix_core.errors import ConfigError, DataError
 RUN = "run.json"
 STOP = "control/stop.json"
 LEARNER_SIGNAL = "control/learner.json"
+PROFILE_REQUEST = "control/profile.json"
 CURRENT_POLICY = "policies/CURRENT.json"
 MANIFEST = "MANIFEST.json"
 RETIRED = "RETIRED.json"
@@ -38,6 +39,7 @@ METRICS = "metrics/"
 LOGS = "logs/"
 EVALUATIONS = "evaluations/"
 REPORTS = "reports/"
+PROFILES = "profiles/"
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.\-]{0,126}[a-z0-9])?")
 _SHARD = re.compile(
@@ -162,6 +164,20 @@ def metrics(process_name: str, part: str) -> str:
 
 def log(process_name: str) -> str:
     return f"{LOGS}{process_name}.log"
+
+
+def tensorboard(process_name: str, created_at: int, incarnation: str, part: int) -> str:
+    """An event file; those of all lives of a process make one TensorBoard run, read in order of their names."""
+    return f"{LOGS}tensorboard/{process_name}/events.out.tfevents.{created_at:010d}.{incarnation}.{part:04d}"
+
+
+def profile(profile_id: str) -> str:
+    return f"{PROFILES}{profile_id}/"
+
+
+def profile_claim(profile_id: str) -> str:
+    """Which learner runs a requested trace; created once, so that none runs it again."""
+    return f"{profile(profile_id)}CLAIM.json"
 
 
 def evaluation(evaluation_name: str, evaluator: str, partition: str, digest: str) -> str:

@@ -23,6 +23,7 @@ BATCH = Batch(
     behavior_logprobs=np.full((1, 8), -5.0, np.float32),
     advantages=np.ones((1, 8), np.float32),
     temperature=np.ones((1, 8), np.float32),
+    equal_version=MASK,
 )
 PARAMS = jax.tree.map(jnp.asarray, init_parameters(MODEL, 0))
 REFERENCE = jax.tree.map(jnp.asarray, init_parameters(MODEL, 1))

@@ -7,6 +7,7 @@ from tests.support.run_factory import HOUR, START, make_run, make_trajectory
 from tunix_core import paths
 from tunix_core.console.cli import main
 from tunix_core.errors import EXIT_CONFIG, EXIT_STORE
+from tunix_core.storage.control import read_profile_request
 from tunix_core.storage.store import open_store
 from tunix_core.storage.trajectory_writer import TrajectoryWriter
 
@@ -25,6 +26,23 @@ def test_status(run, capsys):
         assert part in text
     assert f"{run.ledger['consumed']:,}" in text
     assert "4242" in text, "the learner's pid"
+
+
+def test_profile_asks_for_a_trace_once(run, capsys):
+    arguments = ["profile", "--run", run.store.uri, "--steps", "2"]
+    assert main([*arguments, "--id", "mine"]) == EXIT_CONFIG, "the run is over"
+    assert "a run that goes on" in capsys.readouterr().err
+    run.store.delete(paths.STOP)
+    assert main([*arguments, "--id", "mine"]) == 0
+    assert f"--logdir {run.store.uri.removeprefix('file://')}/profiles/mine" in capsys.readouterr().out
+    first = read_profile_request(run.store)
+    assert (first.id, first.steps) == ("mine", 2)
+    assert main([*arguments, "--id", "mine"]) == 0
+    assert read_profile_request(run.store) == first
+    assert main(arguments) == 0
+    assert read_profile_request(run.store).id != "mine", "without a name, the time"
+    assert main(["profile", "--run", run.store.uri, "--steps", "1000"]) == EXIT_CONFIG
+    assert "steps: received 1000, accepted 1 to 100" in capsys.readouterr().err
 
 
 def test_trajectories_newest_first(run, capsys):

@@ -36,6 +36,8 @@ def test_the_view_shows_what_the_heartbeats_say(view):
     for part in ("4 of 4", "actor-0-0", "actor-1-0", "75.0%", "learner deferred", "finalize pending", "http://here"):
         assert part in text
     assert f"{view.learner['ledger']['surplus']:,}" in text
+    assert "10.0% of 5 GFLOP/s" in text
+    assert "2.00 s = device 1.50 + wait for data 0.25 + other 0.12 + pack 0.06 + transfer 0.06" in text
     assert "quarantined" not in text, "classes without tokens stay out"
 
 

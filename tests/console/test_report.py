@@ -94,18 +94,31 @@ def test_transcripts_pair_the_same_tasks_and_are_escaped(run):
     assert html.index("not solved") < html.index(">solved")
 
 
-def test_step_times_split_the_period_between_steps():
+def test_step_times_are_the_recorded_ones_of_first_use_steps():
     steps = {
         "clock": np.arange(1.0, 6.0),
-        "time": np.array([0.0, 2.0, 4.0, 10.0, 13.0]),
         "device_seconds": np.array([1.0, 1.5, 1.5, 1.5, 1.5]),
-        "wait_for_data_seconds": np.array([0.0, 0.25, 0.5, 0.0, 1.0]),
+        "wait_for_data_seconds": np.array([9.0, 0.25, np.nan, 0.0, 1.0]),
         "replayed": np.array([0.0, 0.0, 1.0, 0.0, 0.0]),
+        **{
+            name: np.full(5, 0.125)
+            for name in ("throttled_seconds", "pack_seconds", "transfer_seconds", "other_seconds")
+        },
     }
     times = report.step_times(steps)
     assert np.isnan(times["device"]).tolist() == [True, False, True, True, False], "first, replayed, after a restart"
-    assert times["host"][[1, 4]] == pytest.approx([0.25, 0.5])
-    assert (times["device"] + times["wait"] + times["host"])[4] == pytest.approx(3.0)
+    assert sum(times.values())[[1, 4]] == pytest.approx([2.25, 3.0])
+    assert list(times) == ["device", "waiting for data", "throttled", "packing", "transfer", "other"]
+
+
+def test_the_page_shows_step_times_utilisation_and_the_gap(run):
+    page = render(run)
+    for part in ("waiting for data", "packing", "transfer", "throttled", "500 ms to prepare", "a share of 5 GFLOP/s"):
+        assert part in page
+    assert page.count("Model FLOPs utilisation") > 1
+    assert "Sampler against learner, at equal version" in page
+    utilization = report._utilization(report._steps(read_metrics(run.store, "learner")), np.full(12, 2.0))[1]
+    assert "no data recorded" not in utilization
 
 
 @pytest.mark.parametrize(
@@ -115,9 +128,10 @@ def test_step_times_split_the_period_between_steps():
 def test_what_bounds_a_run_follows_from_its_times(device, wait, cause):
     steps = {
         "clock": np.arange(20.0),
-        "time": np.arange(20.0),
         "device_seconds": np.full(20, device),
-        "wait_for_data_seconds": np.full(20, wait),
+        "wait_for_data_seconds": np.full(20, wait / 2),
+        "throttled_seconds": np.full(20, wait / 2),
+        **{f"{part}_seconds": np.full(20, (1 - device - wait) / 3) for part in ("pack", "transfer", "other")},
         "replayed": np.zeros(20),
     }
     summary = {"tokens_per_second": 100.0, "tokens_per_second_vs_full_buffer": 0.7}
@@ -129,7 +143,7 @@ def test_what_bounds_a_run_follows_from_its_times(device, wait, cause):
 
 def test_a_run_without_steps_has_a_report_all_the_same():
     assert report.bound_sentence({}, {}) == "Too few steps to tell."
-    assert report.step_times({})["host"].size == 0
+    assert report.step_times({})["other"].size == 0
     panels = [*report._stability({}), *report._machinery({}, {})]
     assert all("no data recorded" in svg for _, svg, _ in panels)
 

@@ -50,6 +50,7 @@ def test_packed_equals_a_loop() -> None:
     mask = rng.random(total) < 0.5
     logprobs = rng.normal(size=total)
     advantages, temperature = rng.normal(size=23), rng.uniform(0.5, 2, 23)
+    same = rng.random(23) < 0.5
     layout = best_fit(lengths, 20)
     packed = pack(
         layout,
@@ -59,6 +60,7 @@ def test_packed_equals_a_loop() -> None:
         behavior_logprobs=logprobs,
         advantages=advantages,
         temperature=temperature,
+        equal_version=same,
         num_windows=layout.num_windows + 2,
         window_tokens=20,
     )
@@ -73,6 +75,7 @@ def test_packed_equals_a_loop() -> None:
         expected_mask = mask[source].copy()
         expected_mask[0] = False  # nothing before it to be predicted from
         assert packed.loss_mask[own].tolist() == expected_mask.tolist()
+        assert packed.equal_version[own].tolist() == (expected_mask & same[i]).tolist()
         np.testing.assert_array_equal(packed.behavior_logprobs[own], logprobs[source].astype(np.float32))
         assert (packed.advantages[own] == np.float32(advantages[i])).all()
         assert (packed.temperature[own] == np.float32(temperature[i])).all()

@@ -62,6 +62,7 @@ class Sequences:
     behavior_logprobs: np.ndarray  # float32 [N, T]
     advantages: np.ndarray  # float32 [N]
     temperature: np.ndarray  # float32 [N]
+    equal_version: np.ndarray  # bool [N]
 
     def pack(self, num_windows: int | None = None) -> PackedArrays:
         """Into exactly as many windows as they need, or so many."""
@@ -75,6 +76,7 @@ class Sequences:
             behavior_logprobs=self.behavior_logprobs[valid],
             advantages=self.advantages,
             temperature=self.temperature,
+            equal_version=self.equal_version,
             num_windows=layout.num_windows if num_windows is None else num_windows,
             window_tokens=WINDOW_TOKENS,
         )
@@ -98,6 +100,7 @@ def make_sequences(num: int = 11, *, temperature: float = 0.8) -> Sequences:
         behavior_logprobs=np.where(mask, behavior, 0).astype(np.float32),
         advantages=rng.normal(size=num).astype(np.float32),
         temperature=heat,
+        equal_version=np.arange(num) % 3 == 1,
     )
 
 
@@ -152,6 +155,7 @@ def expected_update(
     norm = float(np.sqrt(sum((leaf**2).sum() for leaf in gradient.values())))
     raw = ratio[mask]
     gap = np.abs(current - sequences.behavior_logprobs)[mask]
+    same = np.abs(current - sequences.behavior_logprobs)[mask & sequences.equal_version[:, None]]
     log_b = (current - sequences.behavior_logprobs)[mask]
     return Expected(
         loss=loss,
@@ -168,6 +172,10 @@ def expected_update(
             "effective_sample_fraction": raw.sum() ** 2 / (len(raw) * (raw**2).sum()),
             "chi_squared": (raw**2).mean() - 1,
             "max_logprob_gap": gap.max(),
+            "kl_proximal": 0.0,
+            "equal_version_tokens": len(same),
+            "logprob_gap_equal_version": same.mean(),
+            "max_logprob_gap_equal_version": same.max(),
         },
     )
 

@@ -96,6 +96,7 @@ def make_config(**overrides: Any) -> RunConfig:
             "staleness.max_mean_staleness": 100.0,
             "staleness.control_interval_seconds": 0.05,
             "checkpoint.interval_steps": 2,
+            "observability.peak_flops_per_second": 1e12,
             **overrides,
         },
     )

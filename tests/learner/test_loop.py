@@ -15,6 +15,7 @@ from tests.learner.support import (
     write_shards,
 )
 from tunix_core.errors import ConfigError, Diverged, Fenced, Interrupted
+from tunix_core.models.flops import update_flops
 from tunix_core.storage.checkpoints import CheckpointStore
 from tunix_core.storage.control import read_heartbeats, read_learner_signal, read_stop, request_stop
 from tunix_core.storage.metrics_files import read_metrics
@@ -51,6 +52,15 @@ def test_a_run_from_first_step_to_last(tmp_path: Path) -> None:
     steps = rows["clock"][np.isnan(rows["final"])]
     assert steps.tolist() == [1, 2, 3, 4, 5, 6]
     assert np.nanmax(rows["staleness_max"]) == 5
+    parts = ("wait_for_data", "throttled", "pack", "transfer", "device", "other")
+    total = sum(rows[f"{part}_seconds"][:6] for part in parts)
+    np.testing.assert_allclose(total, rows["step_wall_seconds"][:6])
+    np.testing.assert_allclose(rows["step_wall_seconds"][1:6], np.diff(rows["time"][:6]), atol=0.05)
+    flops = [update_flops(config.model, np.concatenate([g["lengths"] for g in record["groups"]])) for record in records]
+    assert rows["model_flops"][:6].tolist() == flops
+    rate = sum(flops) / progress["totals"]["warm_seconds"]
+    assert progress["model_flops_utilization"] == pytest.approx(rate / 1e12)
+    assert progress["peak_flops_per_second"] == 1e12
     assert progress["totals"]["num_violations"] == 0
     assert rows["staleness_mean"][:6].tolist() == [0, 1, 2, 3, 4, 5]
 
@@ -197,3 +207,26 @@ def test_the_pool_may_begin_while_the_learner_compiles(tmp_path: Path) -> None:
         learner.run()
     assert signals[0].live_incarnations == ["a7"]
     assert signals[0].capacity_groups == (signals[0].target + 1) * 2
+
+
+def test_tokens_of_the_learners_own_version_are_marked(tmp_path: Path) -> None:
+    """All data is of version 0: the first step starts from the weights that sampled it, no later one does."""
+    store, trainer = open_run(tmp_path), NumpyTrainer()
+    write_shards(store, 6)
+    make_learner(store, make_config(**{"learner.num_steps": 3}), trainer=trainer).run()
+    first, *later = trainer.batches
+    np.testing.assert_array_equal(first.equal_version, first.loss_mask)
+    assert first.equal_version.any()
+    assert not any(batch.equal_version.any() for batch in later)
+
+
+def test_the_peak_is_measured_before_compilations_count(tmp_path: Path) -> None:
+    store = open_run(tmp_path)
+    write_shards(store, 4)
+    config = make_config(**{"learner.num_steps": 2, "observability.peak_flops_per_second": 0.0})
+    learner = make_learner(store, config)
+    learner.run()
+    progress = read_heartbeats(store)["learner"].progress
+    assert progress["peak_flops_per_second"] > 1e8
+    assert 0 < progress["model_flops_utilization"] < 1
+    assert progress["compilations_after_warmup"] == 0

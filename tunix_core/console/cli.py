@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from rich.text import Text
 from tunix_core import paths
 from tunix_core.errors import ConfigError, DataError, TunixError
 from tunix_core.evaluation.held_out import read_evaluations
-from tunix_core.storage.control import read_heartbeats, read_processes, read_stop
+from tunix_core.storage.control import read_heartbeats, read_processes, read_stop, request_profile
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.run_directory import read_run
 from tunix_core.storage.shards import ShardRows, decode
@@ -121,6 +122,23 @@ def _show(trajectory: Trajectory, console: Console) -> None:
     console.print(f"reward {trajectory.reward:g}  {json.dumps(dict(trajectory.reward_components))}")
 
 
+def profile(store: ObjectStore, console: Console, steps: int, name: str | None) -> None:
+    """Ask the learner for a trace of its next steps.
+
+    Raises:
+        ConfigError: the run is over, `steps` out of bounds, or `name` is none.
+    """
+    stop = read_stop(store)
+    if stop is not None:
+        raise ConfigError("--run", store.uri, "a run that goes on", f"This one has ended: {stop.reason}.")
+    request = request_profile(store, id=name or time.strftime("%Y%m%dt%H%M%S", time.gmtime()), steps=steps)
+    console.print(
+        f"asked for a trace of {request.steps} steps; once its MANIFEST.json is there: "
+        f"tensorboard --logdir {store.uri.removeprefix('file://')}/{paths.profile(request.id).rstrip('/')}",
+        soft_wrap=True,
+    )
+
+
 def _task(module: str, *arguments: str) -> int:
     """Run an entry point; its exit code."""
     return subprocess.run([sys.executable, "-m", f"tasks.{module}", *arguments], check=False).returncode
@@ -146,6 +164,9 @@ def _parser() -> argparse.ArgumentParser:
     outcome.add_argument("--failed", dest="success", action="store_false", default=None)
     evaluate = command("evaluate", "a policy version on held-out tasks")
     evaluate.add_argument("--version", default="last", help="first, last or a number (%(default)s)")
+    trace = command("profile", "asks the learner for a jax.profiler trace of its next steps")
+    trace.add_argument("--steps", type=int, default=3, help="how many (%(default)s)")
+    trace.add_argument("--id", help="names the trace; each name is traced once (default: the time)")
     replay = command("replay", "executes a step again and compares its weights, to the bit")
     replay.add_argument("--step", type=int, required=True, help="the clock after the step, from 1")
     export = command("export-model", "a policy version as a Hugging Face folder, adapters merged")
@@ -175,6 +196,8 @@ def main(argv: list[str] | None = None) -> int:
         elif arguments.command == "export-model":
             options = ("--version", arguments.version, "--to", arguments.to, "--dtype", arguments.dtype)
             return _task("export_model", "--run", arguments.run, *options)
+        elif arguments.command == "profile":
+            profile(store, console, arguments.steps, arguments.id)
         elif arguments.id:
             show_trajectory(store, console, arguments.id)
         else:

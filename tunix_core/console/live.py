@@ -105,8 +105,27 @@ def _progress(view: RunView) -> RenderableType:
             ("staleness", f"mean {learner['staleness_mean']:.2f}, oldest {learner['staleness_max']}"),
             ("policy version", f"{learner['published_version']} published"),
             ("learner busy", f"{learner['learner_busy_fraction']:.1%}, {learner['tokens_per_second']:.0f} tokens/s"),
+            ("model FLOPs", _utilization(learner)),
+            ("last step", _step_times(learner)),
         ]
     )
+
+
+def _utilization(learner: Mapping[str, Any]) -> str:
+    peak = learner["peak_flops_per_second"]
+    return f"{learner['model_flops_utilization']:.1%} of {peak / 1e9:,.0f} GFLOP/s"
+
+
+def _step_times(learner: Mapping[str, Any]) -> str:
+    """`2.00 s = device 1.50 + wait for data 0.25 + …`; parts without time stay out."""
+    times = dict(learner["step_times"])
+    wall = times.pop("step_wall_seconds")
+    shown = [
+        f"{name.removesuffix('_seconds').replace('_', ' ')} {seconds:.2f}"
+        for name, seconds in sorted(times.items(), key=lambda item: -item[1])
+        if seconds >= 0.005
+    ]
+    return f"{wall:.2f} s = {' + '.join(shown)}" if shown else f"{wall:.2f} s"
 
 
 def _tokens(view: RunView) -> RenderableType:

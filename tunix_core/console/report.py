@@ -178,7 +178,23 @@ def _stability(steps: Metrics) -> list[tuple[str, str, str]]:
             "Shares of the batch's policy tokens.",
         ),
         ("Gradient norm", plot("Gradient norm", ("gradient_norm", "gradient norm")), "Before clipping."),
+        _equal_version(steps),
     ]
+
+
+def _equal_version(steps: Metrics) -> tuple[str, str, str]:
+    minutes = _minutes(steps)
+    names = {"logprob_gap_equal_version": "mean", "max_logprob_gap_equal_version": "largest"}
+    return (
+        "Sampler against learner, at equal version",
+        plots.line_plot(
+            [Line(label, minutes, _series(steps, name), points=True) for name, label in names.items()],
+            title="Log probability gap at equal version",
+            x_label=MINUTES,
+        ),
+        "Gap of a token's log probability where the weights that sampled it are those that the step started from: "
+        "anything but rounding is a fault. Steps without such tokens have no point.",
+    )
 
 
 def _freshness(steps: Metrics, audit: RunAudit, config: RunConfig) -> list[tuple[str, str, str]]:
@@ -231,25 +247,39 @@ def _thousands(count: int) -> str:
     return f"{count:,}".replace(",", "\u202f")
 
 
-def step_times(steps: Metrics) -> dict[str, np.ndarray]:
-    """Seconds of each step, from the end of the one before: `device`, `wait` for data, and what is left, `host`.
+STEP_PARTS = {
+    "device": "device_seconds",
+    "waiting for data": "wait_for_data_seconds",
+    "throttled": "throttled_seconds",
+    "packing": "pack_seconds",
+    "transfer": "transfer_seconds",
+    "other": "other_seconds",
+}
+"""Label -> column. The learner attributes each moment to one of them."""
 
-    Replayed steps, and the first one of each life of the learner, have none: NaN.
+
+def step_times(steps: Metrics) -> dict[str, np.ndarray]:
+    """Seconds of each step by part; together they are its wall time.
+
+    Steps that were executed again, the one after them, and the first of all (it waits for the pool to start) have
+    none: NaN.
     """
-    period = np.concatenate([[np.nan], np.diff(_series(steps, "time"))]) if len(_minutes(steps)) else np.zeros(0)
-    device, wait = _series(steps, "device_seconds"), _series(steps, "wait_for_data_seconds")
     replayed = _series(steps, "replayed") > 0
-    after_replay = np.concatenate([[False], replayed[:-1]]) if len(replayed) else replayed
-    usable = np.isfinite(period + device + wait) & ~replayed & ~after_replay
-    parts = {"device": device, "wait": wait, "host": np.maximum(0.0, period - device - wait)}
-    return {name: np.where(usable, values, np.nan) for name, values in parts.items()}
+    usable = ~replayed
+    usable[:1] = False
+    usable[1:] &= ~replayed[:-1]
+    return {label: np.where(usable, _series(steps, name), np.nan) for label, name in STEP_PARTS.items()}
 
 
 def _machinery(steps: Metrics, actors: Mapping[str, Metrics]) -> list[tuple[str, str, str]]:
     minutes, times = _minutes(steps), step_times(steps)
-    total = times["device"] + times["wait"] + times["host"]
-    pack = _series(steps, "pack_seconds")
-    packing = f" Packing takes {np.nanmean(pack) * 1e3:.0f} ms a step, while the device works." if len(pack) else ""
+    total = np.sum(list(times.values()), axis=0)
+    prepare = _series(steps, "prepare_seconds")
+    packing = (
+        f" A batch takes {np.nanmean(prepare) * 1e3:.0f} ms to prepare; only what the learner stood still for is shown."
+        if np.isfinite(prepare).any()
+        else ""
+    )
     return [
         (
             "Learner busy",
@@ -267,15 +297,10 @@ def _machinery(steps: Metrics, actors: Mapping[str, Metrics]) -> list[tuple[str,
         ),
         (
             "Where a step's time goes",
-            plots.stacked_areas(
-                minutes,
-                {"device": times["device"], "waiting for data": times["wait"], "host": times["host"]},
-                title="Step time",
-                x_label=MINUTES,
-                y_label=" s",
-            ),
+            plots.stacked_areas(minutes, times, title="Step time", x_label=MINUTES, y_label=" s"),
             f"From the end of one step to the end of the next.{packing}",
         ),
+        _utilization(steps, total),
         (
             "Learner: real tokens per second",
             plots.line_plot(
@@ -294,6 +319,26 @@ def _machinery(steps: Metrics, actors: Mapping[str, Metrics]) -> list[tuple[str,
             "Generated tokens of each process; the time spent waiting for tools is included.",
         ),
     ]
+
+
+def _utilization(steps: Metrics, total_seconds: np.ndarray) -> tuple[str, str, str]:
+    minutes, peak = _minutes(steps), _series(steps, "peak_flops_per_second")
+    own = _series(steps, "model_flops") / (total_seconds * peak)
+    known = peak[np.isfinite(peak)]
+    against = f" of {plots.number(float(known[-1]) / 1e9)} GFLOP/s" if len(known) else ""
+    return (
+        "Model FLOPs utilisation",
+        plots.line_plot(
+            [
+                *_smoothed("around each step", minutes, own, 0),
+                Line("mean since warm", minutes, _series(steps, "model_flops_utilization"), color=1),
+            ],
+            title="Model FLOPs utilisation",
+            x_label=MINUTES,
+            y_format=plots.percent,
+        ),
+        f"What the updates need by arithmetic, as a share{against}; the reference's pass and recomputation do not count.",
+    )
 
 
 def _window_note(steps: Metrics) -> str:
@@ -318,7 +363,11 @@ def bound_sentence(steps: Metrics, summary: Mapping[str, Any]) -> str:
     total = sum(sums.values())
     if total <= 0:
         return "Too few steps to tell."
-    share = {name: seconds / total for name, seconds in sums.items()}
+    share = {
+        "device": sums["device"] / total,
+        "wait": (sums["waiting for data"] + sums["throttled"]) / total,
+        "host": (sums["packing"] + sums["transfer"] + sums["other"]) / total,
+    }
     split = (
         f"of the learner's time {share['device']:.0%} went into updates on the device, {share['wait']:.0%} into waiting "
         f"for data and {share['host']:.0%} into work of the host between updates."

@@ -92,6 +92,7 @@ class PackedArrays(NamedTuple):
     behavior_logprobs: np.ndarray  # float32 [N, W]
     advantages: np.ndarray  # float32 [N, W]
     temperature: np.ndarray  # float32 [N, W]
+    equal_version: np.ndarray  # bool [N, W] policy tokens sampled with the very weights that the step starts from
 
 
 def pack(
@@ -103,6 +104,7 @@ def pack(
     behavior_logprobs: np.ndarray,
     advantages: np.ndarray,
     temperature: np.ndarray,
+    equal_version: np.ndarray | None = None,
     num_windows: int,
     window_tokens: int,
 ) -> PackedArrays:
@@ -113,6 +115,7 @@ def pack(
         lengths: [N].
         tokens, loss_mask, behavior_logprobs: [sum of lengths], the trajectories one after another.
         advantages, temperature: [N].
+        equal_version: bool [N], trajectories whose every policy token has the clock's own version; None: not known of any.
         num_windows: of the arrays, at least `layout.num_windows`.
         window_tokens: W.
     """
@@ -153,6 +156,7 @@ def pack(
     positions -= spread(first, np.int32)
     mask = gather(loss_mask, np.bool_)
     mask[first] = False
+    same = np.zeros(len(lengths), np.bool_) if equal_version is None else equal_version
     flat = PackedArrays(
         tokens=gather(tokens, np.int32),
         positions=blank(positions),
@@ -161,6 +165,7 @@ def pack(
         behavior_logprobs=gather(behavior_logprobs, np.float32),
         advantages=spread(advantages, np.float32),
         temperature=spread(temperature, np.float32, 1.0),
+        equal_version=mask & spread(same, np.bool_),
     )
     return PackedArrays(*(array.reshape(num_windows, window_tokens) for array in flat))
 

@@ -91,6 +91,7 @@ def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int
         behavior_logprobs=joined("behavior_logprobs"),
         advantages=_advantages(groups, config.algorithm),
         temperature=joined("temperature"),
+        equal_version=(joined("version_min") == clock) & (joined("version_max") == clock),
         num_windows=num_windows,
         window_tokens=config.learner.window_tokens,
     )

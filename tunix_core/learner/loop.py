@@ -19,19 +19,18 @@ from tunix_core.config import RunConfig
 from tunix_core.data.buffer import GroupAdvantages, ReplayBuffer
 from tunix_core.data.ingestion import Ingestion
 from tunix_core.data.packing import window_counts
-from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.errors import ConfigError, Diverged, Interrupted
 from tunix_core.learner import checkpointing, recovery
 from tunix_core.learner.batches import HostBatch
+from tunix_core.learner.observation import Observer
 from tunix_core.learner.pipeline import IngestionThread, PreparationThread, Prepared, Preparer
 from tunix_core.learner.pulse import Pulse
-from tunix_core.learner.reporting import step_row
+from tunix_core.learner.reporting import batch_flops
+from tunix_core.learner.step_time import StepTimes
 from tunix_core.learner.totals import BusyMeter, Totals
 from tunix_core.learner.trainer import Trainer
-from tunix_core.metrics import MetricRecorder
 from tunix_core.rl.pacing import TargetController
 from tunix_core.storage.control import read_stop, request_stop
-from tunix_core.storage.metrics_files import MetricFiles
 from tunix_core.storage.snapshots import SnapshotStore
 from tunix_core.storage.step_records import read_steps
 from tunix_core.storage.store import ObjectStore
@@ -76,7 +75,6 @@ class Learner:
         self._process = process
         self._interrupted = interrupted
         self._log = log
-        self._compilations = CompilationCounter()
         self._counts = window_counts(config)
         self._buffer = ReplayBuffer(
             group_advantages=group_advantages,
@@ -91,14 +89,11 @@ class Learner:
         self._totals = Totals()
         self._busy = BusyMeter(self._totals)
         self._controller = TargetController(max_staleness=config.staleness.max_staleness)
-        self._recorder = MetricRecorder(process)
-        self._metrics = MetricFiles(store, self._recorder, incarnation=incarnation)
+        self._observer = Observer(store, config, self._buffer, process=process, incarnation=incarnation, log=log)
         self._snapshots = LatestJob("snapshots")
         self._checkpoints = LatestJob("checkpoints")
         self._snapshot_clock = 0
         self._checkpoint_clock = -1
-        self._last_row: dict[str, Any] = {}
-        self._step_ended: float | None = None
         self._ingestion: IngestionThread | None = None
         self._preparation: PreparationThread | None = None
         self._pulse = Pulse(
@@ -106,7 +101,7 @@ class Learner:
             config,
             self._buffer,
             self._controller,
-            self._metrics,
+            self._observer,
             process=process,
             incarnation=incarnation,
             progress=self.progress,
@@ -160,11 +155,12 @@ class Learner:
             self._pulse.worker.stop()
             self._snapshots.abandon()
             self._checkpoints.abandon()
+            self._observer.close()
 
     def _warm_up(self) -> None:
         started = time.monotonic()
         self._trainer.compile(self._counts[-1])
-        self._compilations.warmed_up()
+        self._observer.warmed_up()
         self._log(f"compiled for up to {self._counts[-1]} windows in {time.monotonic() - started:.1f} s")
 
     def _replay(self) -> None:
@@ -200,29 +196,27 @@ class Learner:
     def _train(self) -> None:
         assert self._preparation is not None
         self._preparation.request(self.clock)
+        self._observer.timer.start()
         while self.clock < self._config.learner.num_steps:
-            prepared, wait_seconds = self._await_batch()
+            prepared = self._await_batch()
             if prepared is None:
                 return
-            self._step(prepared, wait_seconds)
+            self._step(prepared)
 
-    def _await_batch(self) -> tuple[Prepared | None, float]:
-        """The next batch and how long it was waited for, throttling excluded; None once the run is to end."""
+    def _await_batch(self) -> Prepared | None:
+        """The next batch; None once the run is to end."""
         assert self._preparation is not None
-        started = mark = time.monotonic()
-        throttled_seconds = 0.0
+        timer, waited = self._observer.timer, 0.0
+        timer.wait_begins()
         while True:
             self._check_threads()
             if self._stop_asked():
-                return None, 0.0
+                return None
             prepared = self._preparation.next(_WAIT_SECONDS)
-            now = time.monotonic()
-            if self._pulse.state == "throttled":
-                throttled_seconds += now - mark
-            mark, waited = now, now - started
+            waited += timer.lap("throttled" if self._pulse.state == "throttled" else "wait_for_data")
             if prepared is not None:
-                self._totals.throttled_seconds += throttled_seconds
-                return prepared, waited - throttled_seconds
+                timer.received(prepared.made)
+                return prepared
             self._pulse.state = self._preparation.state
             if waited > _SNAPSHOT_WHILE_WAITING_SECONDS and self._snapshot_clock < self.clock:
                 self._snapshot()  # newer weights are what the pool may be waiting for
@@ -240,32 +234,35 @@ class Learner:
 
     # ---- steps ----------------------------------------------------------------------------------
 
-    def _step(self, prepared: Prepared, wait_seconds: float) -> None:
+    def _step(self, prepared: Prepared) -> None:
         assert self._preparation is not None
-        host = prepared.host
+        host, observer = prepared.host, self._observer
         assert host.clock == self.clock, "a batch is consumed at the clock it was prepared for"
         self._buffer.consume(host.groups, self.clock)
         self._pulse.num_groups_in_step = len(host.groups)
         self._pulse.state = "stepping"
         self._busy.dispatched()
-        started = time.monotonic()
+        observer.profiler.step_begins(self.clock)
+        observer.timer.lap("other")
         self._state, metrics = self._trainer.step(self._state, self._reference, prepared.device, host.denominator)
         if self.clock + 1 < self._config.learner.num_steps:
             self._preparation.request(self.clock + 1)  # it runs while the device works
         values = {name: float(value) for name, value in metrics.items()}  # blocks until the device is done
-        device_seconds = time.monotonic() - started
-        self._busy.completed(device_seconds, host.num_tokens)
-        self._totals.wait_seconds += wait_seconds
+        device_seconds = observer.timer.lap("device")
+        observer.profiler.step_ended()
+        model_flops = batch_flops(host, self._config.model)["model_flops"]
+        self._busy.completed(device_seconds, host.num_tokens, model_flops)
         self._totals.num_overrides += prepared.override
         self._totals.num_deferred_groups += prepared.num_deferred_groups
         self._totals.count_batch(host.staleness, self._config.staleness.max_staleness)
         self._pulse.num_groups_in_step = 0
         self._buffer.advance(self.clock + 1)
-        self._time_step(device_seconds)
+        times = observer.step_times()
+        self._count_times(times)
         with self._buffer.lock:
             queued = self._buffer.num_fresh(self.clock) + self._buffer.num_reserved()
         self._controller.observe_step(
-            wait_seconds=wait_seconds,
+            wait_seconds=times.standstill_seconds,
             step_seconds=device_seconds,
             publish_lag_steps=host.clock - max(0, self._pulse.published_version),
             spare_batches=queued / self._config.learner.groups_per_batch - 1,
@@ -273,9 +270,8 @@ class Learner:
         self._record(
             host,
             values,
-            device_seconds=device_seconds,
-            wait_for_data_seconds=wait_seconds,
-            pack_seconds=prepared.pack_seconds,
+            **times.columns(),
+            prepare_seconds=prepared.made.committed - prepared.made.chosen,
             throttle_override=int(prepared.override),
             replayed=0,
         )
@@ -295,20 +291,17 @@ class Learner:
             host,
             values,
             device_seconds=time.monotonic() - started,
-            wait_for_data_seconds=0.0,
-            pack_seconds=0.0,
             throttle_override=int(record["throttle_override"]),
             replayed=1,
             clock=host.clock + 1,
         )
         self._guard(values)
 
-    def _time_step(self, device_seconds: float) -> None:
-        now = time.monotonic()
-        seconds = device_seconds if self._step_ended is None else now - self._step_ended
-        self._step_ended = now
-        previous = self._pulse.step_seconds
-        self._pulse.step_seconds = seconds if previous == 0 else 0.8 * previous + 0.2 * seconds
+    def _count_times(self, times: StepTimes) -> None:
+        self._totals.wait_seconds += times.wait_for_data_seconds
+        self._totals.throttled_seconds += times.throttled_seconds
+        previous = self._pulse.step_seconds  # the first one of a life waited for the pool to start
+        self._pulse.step_seconds = 0.8 * previous + 0.2 * times.wall_seconds if previous else times.device_seconds
 
     def _guard(self, values: Mapping[str, float]) -> None:
         skipped = bool(values.get("nonfinite", 0.0))
@@ -371,8 +364,9 @@ class Learner:
         self._snapshots.finish()
         self._checkpoints.finish()
         self._pulse.worker.stop()
-        self._record_ledger()
-        self._metrics.flush()
+        self._observer.record_end(self.clock)
+        self._observer.files.flush()
+        self._observer.close()
         self._pulse.publish()
         self._pulse.beat()
         if done:
@@ -387,39 +381,22 @@ class Learner:
         while ingestion.poll() and time.monotonic() < deadline:
             pass
 
-    def _record(self, host: HostBatch, values: Mapping[str, float], **timing: Any) -> None:
-        row = step_row(
+    def _record(self, host: HostBatch, values: Mapping[str, float], **columns: Any) -> None:
+        self._observer.record(
             host,
             values,
-            clock=timing.pop("clock", self.clock),
-            bound=self._config.staleness.max_staleness,
-            window_tokens=self._config.learner.window_tokens,
+            self._busy,
+            clock=columns.pop("clock", self.clock),
+            step_seconds=self._pulse.step_seconds,
+            target=self._controller.target,
+            capacity_groups=self._pulse.capacity_groups,
+            queued_groups=self._buffer.num_fresh(self.clock),
+            published_version=self._pulse.published_version,
+            **columns,
         )
-        row |= timing | self._ledger_columns()
-        row |= {
-            "step_seconds": self._pulse.step_seconds,
-            "learner_busy_fraction": self._busy.fraction,
-            "tokens_per_second": self._busy.tokens_per_second,
-            "compilations_after_warmup": self._compilations.after_warmup,
-            "target": self._controller.target,
-            "capacity_groups": self._pulse.capacity_groups,
-            "queued_groups": self._buffer.num_fresh(self.clock),
-            "published_version": self._pulse.published_version,
-        }
-        self._last_row = row
-        self._recorder.record(**row)
-
-    def _record_ledger(self) -> None:
-        """A last row: what the ledger says when nothing moves any more."""
-        self._recorder.record(clock=self.clock, final=1, **self._ledger_columns())
-
-    def _ledger_columns(self) -> dict[str, int]:
-        with self._buffer.lock:
-            return {f"ledger_{name}": tokens for name, tokens in self._buffer.ledger.tokens().items()}
 
     def progress(self) -> dict[str, Any]:
         """The heartbeat: what a person, the live view and the log line show."""
-        shown = ("reward_mean", "success_rate", "staleness_mean", "staleness_max", "loss", "num_windows")
         with self._buffer.lock:
             ledger, trajectories = self._buffer.ledger.tokens(), self._buffer.ledger.trajectories()
             extra = {
@@ -431,12 +408,9 @@ class Learner:
             "clock": self.clock,
             "num_steps": self._config.learner.num_steps,
             "state": self._pulse.state,
-            **{name: self._last_row[name] for name in shown if name in self._last_row},
+            **self._observer.figures(self._busy),
             "step_seconds": self._pulse.step_seconds,
-            "learner_busy_fraction": self._busy.fraction,
-            "tokens_per_second": self._busy.tokens_per_second,
             "wait_for_data_seconds": self._totals.wait_seconds,
-            "compilations_after_warmup": self._compilations.after_warmup,
             "snapshot_version": self._snapshot_clock,
             "checkpoint_clock": self._checkpoint_clock,
             "published_version": self._pulse.published_version,

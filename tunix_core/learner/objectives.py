@@ -35,6 +35,7 @@ class Batch(NamedTuple):
     behavior_logprobs: Array  # float32 [N, W]
     advantages: Array  # float32 [N, W]
     temperature: Array  # float32 [N, W]
+    equal_version: Array  # bool [N, W], policy tokens sampled with the very weights that the step starts from
 
 
 Sums = dict[str, jax.Array]
@@ -153,12 +154,18 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
         off_policy = diagnostics.moments(
             proximal, at.behavior, clipped, mask, truncation=algorithm.importance_truncation
         )
+        # Across versions the gap is the policy's own progress; within one it is what sampler and learner compute apart.
+        gap, same = jnp.abs(proximal - at.behavior), jnp.asarray(batch.equal_version)
         sums = {
             **off_policy._asdict(),
             "policy_loss": add(loss),
             "kl_reference": add(kl.k3(proximal, at.reference)),
             "entropy": add(entropy),
-            "max_logprob_gap": jnp.where(mask, jnp.abs(proximal - at.behavior), 0).max(),
+            "kl_proximal": add(kl.k3(proximal, logprobs)),
+            "max_logprob_gap": jnp.where(mask, gap, 0).max(),
+            "equal_version_gap": aggregation.masked_sum(gap, same),
+            "equal_version_tokens": same.sum(dtype=jnp.float32),
+            "max_logprob_gap_equal_version": jnp.where(same, gap, 0).max(),
         }
         return part, sums
 
@@ -189,6 +196,10 @@ def finalize(sums: Sums) -> Sums:
     if set(diagnostics.Moments._fields) <= set(sums):
         total = diagnostics.Moments(**{name: sums.pop(name) for name in diagnostics.Moments._fields})
         figures |= diagnostics.finalize(total)._asdict()
+    if "equal_version_gap" in sums:
+        num_same = sums.pop("equal_version_tokens")
+        gap = sums.pop("equal_version_gap") / jnp.maximum(num_same, 1)
+        figures |= {"equal_version_tokens": num_same, "logprob_gap_equal_version": gap}
     divisor = jnp.maximum(num_tokens, 1)
     means = {name: value if name.startswith("max_") else value / divisor for name, value in sums.items()}
     return {**means, **figures}

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import jax
+
 from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.groups import Group
@@ -22,6 +24,7 @@ from tunix_core.data.ingestion import Ingestion
 from tunix_core.data.packing import fit_groups
 from tunix_core.errors import StoreError
 from tunix_core.learner.batches import HostBatch, assemble, step_record
+from tunix_core.learner.step_time import Preparation
 from tunix_core.learner.trainer import Trainer
 from tunix_core.rl.pacing import Throttle
 from tunix_core.storage.step_records import write_step
@@ -64,8 +67,8 @@ class Prepared:
     device: Any
     override: bool
     """It was stepped on although its mean staleness is over the limit."""
-    pack_seconds: float
-    """From the choice of groups to the committed record."""
+    made: Preparation
+    """When it was chosen, packed, put on the device, committed."""
     num_deferred_groups: int
     """Put back because the largest compiled window count did not hold them."""
 
@@ -112,14 +115,16 @@ class Preparer:
         num_fitting = fit_groups([g.rows.lengths for g in groups], learner.window_tokens, self._counts[-1])
         self._buffer.put_back(groups[num_fitting:])
         host = assemble(groups[:num_fitting], clock, self._counts, self._config)
-        device = self._trainer.put(host.arrays)
+        packed = self._monotonic()
+        device = jax.block_until_ready(self._trainer.put(host.arrays))
+        placed = self._monotonic()
         record = step_record(host, incarnation=self._incarnation, seed=self._config.seed, override=override)
         with_retries(lambda: write_step(self._store, clock + 1, record), stop)
         return Prepared(
             host=host,
             device=device,
             override=override,
-            pack_seconds=self._monotonic() - started,
+            made=Preparation(started, packed, placed, self._monotonic()),
             num_deferred_groups=len(groups) - num_fitting,
         )
 

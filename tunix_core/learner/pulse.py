@@ -1,7 +1,7 @@
 """Tells the others how the learner stands, on a timer of its own: while it steps, waits, compiles and recovers.
 
 Writes `control/learner.json` (what actors pace themselves by) and the learner's heartbeat, flushes its
-metrics, and looks for a stop request. Were the signal written at steps only, a pool that waits for it
+metrics, and looks for requests: to stop, and to trace a few steps. Were the signal written at steps only, a pool that waits for it
 and a learner that waits for the pool would stop for good.
 """
 
@@ -16,9 +16,9 @@ from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.liveness import Liveness
 from tunix_core.errors import StoreError
+from tunix_core.learner.observation import Observer
 from tunix_core.rl.pacing import TargetController, admission_open, capacity_groups
 from tunix_core.storage.control import LearnerSignal, StopRequest, read_stop, write_heartbeat, write_learner_signal
-from tunix_core.storage.metrics_files import MetricFiles
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.store import ObjectStore
 from tunix_core.threads import Worker
@@ -37,7 +37,7 @@ class Pulse:
         config: RunConfig,
         buffer: ReplayBuffer,
         controller: TargetController,
-        metrics: MetricFiles,
+        observer: Observer,
         *,
         process: str,
         incarnation: str,
@@ -47,7 +47,7 @@ class Pulse:
         self._config = config
         self._buffer = buffer
         self._controller = controller
-        self._metrics = metrics
+        self._observer = observer
         self._process = process
         self._incarnation = incarnation
         self._progress = progress
@@ -76,12 +76,13 @@ class Pulse:
                 if now >= due_signal:
                     due_signal = now + interval
                     self.publish()
+                    self._observer.profiler.poll()
                 if now >= due_beat:
                     due_beat = now + HEARTBEAT_SECONDS
                     self.beat()
                 if now >= due_flush:
                     due_flush = now + FLUSH_SECONDS
-                    self._metrics.flush()
+                    self._observer.files.flush()
             except StoreError:
                 self.num_store_errors += 1  # the next tick is the retry
             stop.wait(max(0.01, min(due_signal, due_beat) - time.monotonic()))

@@ -1,11 +1,15 @@
-"""The metrics row of a step."""
+"""The metrics row of a step, and what its update costs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from tunix_core.config import ModelConfig
 from tunix_core.learner.batches import HostBatch
+from tunix_core.models.flops import reference_flops, update_flops
 from tunix_core.rl.staleness import histogram
 
 
@@ -20,6 +24,9 @@ def step_row(
         bound: `max_staleness`; the histogram has a column for each staleness up to it, and a batch nothing above it.
         window_tokens: W.
     """
+    values = dict(values)
+    if values.get("equal_version_tokens") == 0:  # then the gap is unknown, not 0
+        del values["logprob_gap_equal_version"], values["max_logprob_gap_equal_version"]
     return {
         **values,
         "clock": clock,
@@ -34,4 +41,13 @@ def step_row(
         "policy_tokens": host.policy_tokens,
         "num_windows": host.num_windows,
         "window_fill": host.num_tokens / (host.num_windows * window_tokens),
+    }
+
+
+def batch_flops(host: HostBatch, model: ModelConfig) -> dict[str, float]:
+    """`model_flops` of the update, and beside them what the reference's forward pass takes."""
+    lengths = np.concatenate([group.rows.lengths for group in host.groups])
+    return {
+        "model_flops": float(update_flops(model, lengths)),
+        "reference_flops": float(reference_flops(model, lengths)),
     }

@@ -20,6 +20,8 @@ class Totals:
     """Wall time since the first step of each life, repetitions, waits and packing included."""
     warm_tokens: int = 0
     """Real tokens of those updates."""
+    warm_flops: float = 0.0
+    """Model FLOPs of those updates, see `models.flops`."""
     wait_seconds: float = 0.0
     """Of which the learner waited for data."""
     throttled_seconds: float = 0.0
@@ -67,10 +69,11 @@ class BusyMeter:
         if self._since is None:
             self._since = self._monotonic()
 
-    def completed(self, device_seconds: float, num_tokens: int) -> None:
+    def completed(self, device_seconds: float, num_tokens: int, model_flops: float) -> None:
         """It has ended."""
         self._totals.busy_seconds += device_seconds
         self._totals.warm_tokens += num_tokens
+        self._totals.warm_flops += model_flops
         self.tick()
 
     def tick(self) -> None:
@@ -88,3 +91,8 @@ class BusyMeter:
     def tokens_per_second(self) -> float:
         """Real tokens trained on, over the same wall time."""
         return self._totals.warm_tokens / self._totals.warm_seconds if self._totals.warm_seconds > 0 else 0.0
+
+    @property
+    def flops_per_second(self) -> float:
+        """Model FLOPs over the same wall time."""
+        return self._totals.warm_flops / self._totals.warm_seconds if self._totals.warm_seconds > 0 else 0.0

@@ -205,7 +205,7 @@ class TrainStep:
                 "Round it up.",
             )
         shape = (num_windows, self._config.learner.window_tokens)
-        kinds = Batch(jnp.int32, jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.float32, jnp.float32)
+        kinds = Batch(jnp.int32, jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.float32, jnp.float32, jnp.bool_)
         windows = Batch(*(jax.ShapeDtypeStruct(shape, kind, sharding=self._windows) for kind in kinds))
         batch = PlacedBatch(windows, jax.ShapeDtypeStruct((), jnp.int32, sharding=self._replicated))
         state = self.abstract_state()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 from tunix_core import paths
-from tunix_core.errors import CorruptObject, ObjectExists, ObjectMissing
+from tunix_core.errors import ConfigError, CorruptObject, ObjectExists, ObjectMissing
 from tunix_core.storage.store import (
     ObjectStore,
     Version,
@@ -101,6 +101,64 @@ def read_learner_signal(store: ObjectStore) -> LearnerSignal | None:
     """None before the learner's first."""
     value = read_json_or_none(store, paths.LEARNER_SIGNAL)
     return None if value is None else _from_dict(LearnerSignal, paths.LEARNER_SIGNAL, value)
+
+
+# --- traces on demand -------------------------------------------------------------------------
+
+MAX_PROFILE_STEPS = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProfileRequest:
+    """The learner is to trace its next `steps` steps; once for each id."""
+
+    id: str
+    steps: int
+    requested_at: float
+
+    def __post_init__(self) -> None:
+        paths.name("id", self.id)
+        if type(self.steps) is not int or not 1 <= self.steps <= MAX_PROFILE_STEPS:
+            raise ConfigError(
+                "steps",
+                self.steps,
+                f"1 to {MAX_PROFILE_STEPS}",
+                "A trace grows by megabytes a step: ask for a few, more than once.",
+            )
+
+
+def request_profile(store: ObjectStore, *, id: str, steps: int) -> ProfileRequest:
+    """Ask for a trace; returns the request that stands.
+
+    The newest request stands: one that the learner has not seen yet gives way. The same id again changes nothing.
+
+    Raises:
+        ConfigError: `id` is no name, or `steps` out of bounds.
+    """
+    request = ProfileRequest(id=id, steps=steps, requested_at=time.time())
+
+    def apply(current: dict[str, Any] | None) -> dict[str, Any] | None:
+        return None if current is not None and current.get("id") == id else dataclasses.asdict(request)
+
+    value = update_json(store, paths.PROFILE_REQUEST, apply)
+    assert value is not None
+    return _from_dict(ProfileRequest, paths.PROFILE_REQUEST, value)
+
+
+def read_profile_request(store: ObjectStore) -> ProfileRequest | None:
+    """None while no one has asked. Raises CorruptObject or ConfigError for one that cannot be met."""
+    value = read_json_or_none(store, paths.PROFILE_REQUEST)
+    return None if value is None else _from_dict(ProfileRequest, paths.PROFILE_REQUEST, value)
+
+
+def claim_profile(store: ObjectStore, request: ProfileRequest, *, incarnation: str) -> bool:
+    """Take a request over; False where a learner, perhaps an earlier life of this one, has done so."""
+    claim = {"incarnation": incarnation, "steps": request.steps, "claimed_at": time.time()}
+    try:
+        write_json_if_absent(store, paths.profile_claim(request.id), claim)
+    except ObjectExists:
+        return False
+    return True
 
 
 # --- heartbeats -------------------------------------------------------------------------------
