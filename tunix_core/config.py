@@ -241,7 +241,7 @@ class AlgorithmConfig:
 class OptimizerConfig:
     learning_rate: float = 1e-4
     warmup_steps: int = 10
-    """Steps over which the rate rises linearly: Adam's first steps, on two or three noisy gradients, are as
+    """Updates over which the rate rises linearly: Adam's first steps, on two or three noisy gradients, are as
     long as any, and can undo a weak start."""
     weight_decay: float = 0.0
     beta1: float = 0.9
@@ -288,10 +288,13 @@ class LearnerConfig:
     """Windows per data shard in one gradient accumulation."""
     max_windows: int = 64
     """Windows of the compiled batch, over all data shards; raised where a whole batch could need more."""
+    updates_per_batch: int = 1
+    """Optimizer updates that a batch is cut into, K. Its micro-batches go to them in turn; all hold on to the weights at
+    the start of the batch, whose log probabilities take one more forward pass at K >= 2. The clock counts batches."""
     buffer_bytes: int = 256 * 2**20
     snapshot_interval_steps: int = 1
     max_nonfinite_steps: int = 3
-    """Skipped updates in a row after which the run stops as diverged."""
+    """Batches in a row with a skipped update after which the run stops as diverged."""
 
     def __post_init__(self) -> None:
         _require_range("learner.num_steps", self.num_steps, 1)
@@ -299,6 +302,7 @@ class LearnerConfig:
         _require_range("learner.window_tokens", self.window_tokens, 16)
         _require_range("learner.windows_per_microbatch", self.windows_per_microbatch, 1)
         _require_range("learner.max_windows", self.max_windows, self.windows_per_microbatch)
+        _require_range("learner.updates_per_batch", self.updates_per_batch, 1)
         _require_range("learner.buffer_bytes", self.buffer_bytes, 2**20)
         _require_range("learner.snapshot_interval_steps", self.snapshot_interval_steps, 1)
         _require_range("learner.max_nonfinite_steps", self.max_nonfinite_steps, 1)
@@ -513,17 +517,36 @@ class RunConfig:
             "A trajectory that fits no window can never be consumed.",
         )
         _require(
-            self.learner.windows_per_microbatch * self.mesh.data <= self.learner.max_windows,
+            self.microbatch_windows <= self.learner.max_windows,
             "learner.max_windows",
             self.learner.max_windows,
-            f"at least windows_per_microbatch * mesh.data = {self.learner.windows_per_microbatch * self.mesh.data}",
+            f"at least windows_per_microbatch * mesh.data = {self.microbatch_windows}",
             "Every data shard runs at least one micro-batch.",
+        )
+        _require(
+            self.learner.updates_per_batch <= self.max_microbatches,
+            "learner.updates_per_batch",
+            self.learner.updates_per_batch,
+            f"1 to {self.max_microbatches}, the micro-batches of the largest batch",
+            "An update takes at least one: lower it, or learner.windows_per_microbatch.",
         )
 
     @property
     def batch_trajectories(self) -> int:
         """Trajectories a step consumes, B."""
         return self.learner.groups_per_batch * self.algorithm.group_size
+
+    @property
+    def microbatch_windows(self) -> int:
+        """Windows of one micro-batch, over all data shards."""
+        return self.learner.windows_per_microbatch * self.mesh.data * self.mesh.fsdp
+
+    @property
+    def max_microbatches(self) -> int:
+        """Of the largest batch that is compiled for: a whole one, every trajectory at `actor.context_tokens`."""
+        per_window = self.learner.window_tokens // self.actor.context_tokens
+        worst = max(-(-self.batch_trajectories // per_window), self.algorithm.group_size)
+        return -(-max(self.learner.max_windows, worst) // self.microbatch_windows)
 
 
 def _coerce(kind: Any, value: Any, field: str) -> Any:

@@ -33,8 +33,8 @@ class HostBatch:
     layout: Layout
     arrays: PackedArrays
     policy_tokens: int
-    denominator: float
-    """What the loss divides its sum over the whole batch by, see `rl.aggregation`."""
+    denominator: np.ndarray  # float32 [K]
+    """What the loss of each update divides its sum by, see `rl.aggregation`; 0 where it has no policy token."""
     num_tokens: int
     staleness: np.ndarray  # int64 [trajectories]
     rewards: np.ndarray  # float32 [trajectories]
@@ -94,19 +94,13 @@ def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int
         num_windows=num_windows,
         window_tokens=config.learner.window_tokens,
     )
-    policy_tokens = int(arrays.loss_mask.sum())
     return HostBatch(
         clock=clock,
         groups=groups,
         layout=layout,
         arrays=arrays,
-        policy_tokens=policy_tokens,
-        denominator=denominator(
-            config.algorithm.aggregation,
-            num_policy_tokens=policy_tokens,
-            num_sequences=_num_sequences(arrays),
-            constant_tokens=config.algorithm.constant_tokens,
-        ),
+        policy_tokens=int(arrays.loss_mask.sum()),
+        denominator=_denominators(arrays, config),
         num_tokens=int(lengths.sum()),
         staleness=trajectory_staleness(groups, clock),
         rewards=joined("rewards"),
@@ -114,10 +108,31 @@ def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int
     )
 
 
-def _num_sequences(arrays: PackedArrays) -> int:
-    """Trajectories with a policy token."""
+def update_of_window(num_windows: int, config: RunConfig) -> np.ndarray:
+    """int64 [N]: the update that each window goes into; the compiled step deals micro-batches out in the same way.
+
+    It follows from the recorded layout and the run's configuration alone, so a replay cuts alike.
+    """
+    return np.arange(num_windows) // config.microbatch_windows % config.learner.updates_per_batch
+
+
+def _denominators(arrays: PackedArrays, config: RunConfig) -> np.ndarray:
+    """float32 [K]"""
+    update = update_of_window(len(arrays.tokens), config)
     window, column = np.nonzero(arrays.loss_mask)
-    return len(np.unique(window.astype(np.int64) << 32 | arrays.segment_ids[window, column]))
+    sequence = window.astype(np.int64) << 32 | arrays.segment_ids[window, column]
+    found = []
+    for k in range(config.learner.updates_per_batch):
+        own = update[window] == k
+        found.append(
+            denominator(
+                config.algorithm.aggregation,
+                num_policy_tokens=int(own.sum()),
+                num_sequences=len(np.unique(sequence[own])),
+                constant_tokens=config.algorithm.constant_tokens,
+            )
+        )
+    return np.array(found, np.float32)
 
 
 def step_record(batch: HostBatch, *, incarnation: str, seed: int, override: bool) -> dict[str, Any]:
