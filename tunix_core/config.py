@@ -151,7 +151,14 @@ class AlgorithmConfig:
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp"] = "grpo"
     """Baseline and scale, see `rl.advantages`; `reinforce_pp` is the variant with a group baseline."""
     filter_zero_signal_groups: bool = False
-    """Drop groups whose rewards are all equal before a batch is formed (DAPO's dynamic sampling)."""
+    """Drop groups whose rewards are all equal before a batch is formed (DAPO's dynamic sampling); the penalty
+    for length does not count there."""
+    overlong_penalty: float = 0.0
+    """Taken from the reward of an episode that speaks `overlong_limit_tokens` or more, before its advantage (DAPO's soft
+    overlong punishment); 0: none."""
+    overlong_limit_tokens: int = 0
+    overlong_buffer_tokens: int = 0
+    """Policy tokens below the limit over which the penalty rises linearly from 0."""
     loss: Literal["decoupled_ppo", "ppo", "gspo", "cispo", "policy_gradient"] = "decoupled_ppo"
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -186,6 +193,24 @@ class AlgorithmConfig:
         _require_range("algorithm.constant_tokens", self.constant_tokens, 1)
         _require_range("algorithm.kl_coefficient", self.kl_coefficient, 0)
         _require_range("algorithm.temperature", self.temperature, 1e-3, 10)
+        _require_range("algorithm.overlong_penalty", self.overlong_penalty, 0)
+        on = self.overlong_penalty > 0
+        _require(
+            (self.overlong_limit_tokens >= 1) if on else (self.overlong_limit_tokens == 0),
+            "algorithm.overlong_limit_tokens",
+            self.overlong_limit_tokens,
+            f"{'1 and above' if on else '0'} with algorithm.overlong_penalty = {self.overlong_penalty}",
+            "The penalty and its limit go together.",
+        )
+        _require(
+            (1 <= self.overlong_buffer_tokens <= self.overlong_limit_tokens)
+            if on
+            else (self.overlong_buffer_tokens == 0),
+            "algorithm.overlong_buffer_tokens",
+            self.overlong_buffer_tokens,
+            f"1 to algorithm.overlong_limit_tokens = {self.overlong_limit_tokens}" if on else "0 without a penalty",
+            "The penalty rises over so many tokens below the limit.",
+        )
         for name, kind in typing.get_type_hints(type(self)).items():
             if typing.get_origin(kind) is Literal:
                 _require_choice(f"algorithm.{name}", getattr(self, name), kind)
@@ -516,6 +541,15 @@ class RunConfig:
             f"at most learner.window_tokens = {self.learner.window_tokens}",
             "A trajectory that fits no window can never be consumed.",
         )
+        free = self.algorithm.overlong_limit_tokens - self.algorithm.overlong_buffer_tokens
+        _require(
+            self.algorithm.overlong_penalty == 0 or free < self.max_policy_tokens,
+            "algorithm.overlong_limit_tokens",
+            self.algorithm.overlong_limit_tokens,
+            f"below {self.max_policy_tokens + self.algorithm.overlong_buffer_tokens}: an episode speaks at most "
+            f"{self.max_policy_tokens} tokens (actor.max_turns, max_turn_tokens, context_tokens)",
+            "No episode would reach the penalty: lower the limit.",
+        )
         _require(
             self.microbatch_windows <= self.learner.max_windows,
             "learner.max_windows",
@@ -535,6 +569,11 @@ class RunConfig:
     def batch_trajectories(self) -> int:
         """Trajectories a step consumes, B."""
         return self.learner.groups_per_batch * self.algorithm.group_size
+
+    @property
+    def max_policy_tokens(self) -> int:
+        """That one episode can have."""
+        return min(self.actor.max_turns * self.actor.max_turn_tokens, self.actor.context_tokens - 1)
 
     @property
     def microbatch_windows(self) -> int:

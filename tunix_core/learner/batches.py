@@ -8,17 +8,17 @@ again needs nothing but the shards.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tunix_core.config import AlgorithmConfig, RunConfig
+from tunix_core.config import RunConfig
 from tunix_core.data.buffer import FetchRows, group_state
 from tunix_core.data.groups import Group, trajectory_staleness
 from tunix_core.data.packing import Layout, PackedArrays, best_fit, pack
 from tunix_core.errors import CorruptObject
-from tunix_core.rl.advantages import batch_normalized, group_relative_advantages, leave_one_out_advantages
+from tunix_core.learner.credit import batch_advantages
 from tunix_core.rl.aggregation import denominator
 from tunix_core.types import RowRef
 
@@ -56,28 +56,6 @@ def assemble(groups: Sequence[Group], clock: int, counts: Sequence[int], config:
     return _build(groups, clock, layout, num_windows, config)
 
 
-def group_advantages(algorithm: AlgorithmConfig) -> Callable[[np.ndarray, Sequence[str]], np.ndarray]:
-    """(rewards, episode ids) of one group's trajectories -> their advantages, float32."""
-
-    def advantages(rewards: np.ndarray, episode_ids: Sequence[str]) -> np.ndarray:
-        one_group = [""] * len(rewards)
-        if algorithm.advantage == "rloo":
-            return leave_one_out_advantages(rewards, one_group, episode_ids)
-        normalize = algorithm.advantage == "grpo"
-        return group_relative_advantages(rewards, one_group, episode_ids, normalize=normalize)
-
-    return advantages
-
-
-def _advantages(groups: Sequence[Group], algorithm: AlgorithmConfig) -> np.ndarray:
-    """float32 [trajectories]: those of the groups, against the batch where the algorithm says so."""
-    advantages = np.concatenate([g.advantages for g in groups])
-    if algorithm.advantage != "reinforce_pp":
-        return advantages
-    group_ids = [g.group_id for g in groups for _ in g.advantages]
-    return batch_normalized(advantages, group_ids, [name for g in groups for name in g.rows.episode_ids])
-
-
 def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int, config: RunConfig) -> HostBatch:
     def joined(name: str) -> np.ndarray:
         return np.concatenate([getattr(g.rows, name) for g in groups])
@@ -89,7 +67,7 @@ def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int
         tokens=joined("tokens"),
         loss_mask=joined("loss_mask"),
         behavior_logprobs=joined("behavior_logprobs"),
-        advantages=_advantages(groups, config.algorithm),
+        advantages=batch_advantages(groups, config.algorithm),
         temperature=joined("temperature"),
         num_windows=num_windows,
         window_tokens=config.learner.window_tokens,
