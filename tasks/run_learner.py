@@ -15,7 +15,7 @@ def _learn(task: Task) -> None:
         return
     # JAX only when there is something to train.
     from tunix_core.distributed.compilation import enable_compilation_cache
-    from tunix_core.learner.batches import group_advantages
+    from tunix_core.learner.credit import group_advantages
     from tunix_core.learner.decoder_trainer import DecoderTrainer
     from tunix_core.learner.loop import Learner
     from tunix_core.learner.weights import load_reference

@@ -62,6 +62,32 @@ def test_toml_file_is_a_recipe(tmp_path) -> None:
         ({"observability.local_folder": "/a/../b"}, "observability.local_folder"),
         ({"observability.peak_flops_per_second": -1}, "observability.peak_flops_per_second"),
         ({"observability.peak_flops_per_second": math.inf}, "observability.peak_flops_per_second"),
+        ({"algorithm.overlong_limit_tokens": 9}, "algorithm.overlong_limit_tokens"),
+        ({"algorithm.overlong_buffer_tokens": 9}, "algorithm.overlong_buffer_tokens"),
+        ({"algorithm.overlong_penalty": 1.0}, "algorithm.overlong_limit_tokens"),
+        ({"algorithm.overlong_penalty": -1.0}, "algorithm.overlong_penalty"),
+        (
+            {"algorithm.overlong_penalty": 1.0, "algorithm.overlong_limit_tokens": 9},
+            "algorithm.overlong_buffer_tokens",
+        ),
+        (
+            {
+                "algorithm.overlong_penalty": 1.0,
+                "algorithm.overlong_limit_tokens": 9,
+                "algorithm.overlong_buffer_tokens": 10,
+            },
+            "algorithm.overlong_buffer_tokens",
+        ),
+        (  # 4 turns of at most 16 tokens
+            {
+                "algorithm.overlong_penalty": 1.0,
+                "algorithm.overlong_limit_tokens": 68,
+                "algorithm.overlong_buffer_tokens": 4,
+                "actor.max_turns": 4,
+                "actor.max_turn_tokens": 16,
+            },
+            "algorithm.overlong_limit_tokens",
+        ),
     ],
 )
 def test_bad_values_are_refused_by_field(overrides: dict, field: str) -> None:

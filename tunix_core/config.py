@@ -97,7 +97,14 @@ class AlgorithmConfig:
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp"] = "grpo"
     """Baseline and scale, see `rl.advantages`; `reinforce_pp` is the variant with a group baseline."""
     filter_zero_signal_groups: bool = False
-    """Drop groups whose rewards are all equal before a batch is formed (DAPO's dynamic sampling)."""
+    """Drop groups whose rewards are all equal before a batch is formed (DAPO's dynamic sampling); the penalty
+    for length does not count there."""
+    overlong_penalty: float = 0.0
+    """Taken from the reward of an episode that speaks `overlong_limit_tokens` or more, before its advantage (DAPO's soft
+    overlong punishment); 0: none."""
+    overlong_limit_tokens: int = 0
+    overlong_buffer_tokens: int = 0
+    """Policy tokens below the limit over which the penalty rises linearly from 0."""
     loss: Literal["decoupled_ppo", "ppo", "gspo", "cispo", "policy_gradient"] = "decoupled_ppo"
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -132,6 +139,24 @@ class AlgorithmConfig:
         _require_range("algorithm.constant_tokens", self.constant_tokens, 1)
         _require_range("algorithm.kl_coefficient", self.kl_coefficient, 0)
         _require_range("algorithm.temperature", self.temperature, 1e-3, 10)
+        _require_range("algorithm.overlong_penalty", self.overlong_penalty, 0)
+        on = self.overlong_penalty > 0
+        _require(
+            (self.overlong_limit_tokens >= 1) if on else (self.overlong_limit_tokens == 0),
+            "algorithm.overlong_limit_tokens",
+            self.overlong_limit_tokens,
+            f"{'1 and above' if on else '0'} with algorithm.overlong_penalty = {self.overlong_penalty}",
+            "The penalty and its limit go together.",
+        )
+        _require(
+            (1 <= self.overlong_buffer_tokens <= self.overlong_limit_tokens)
+            if on
+            else (self.overlong_buffer_tokens == 0),
+            "algorithm.overlong_buffer_tokens",
+            self.overlong_buffer_tokens,
+            f"1 to algorithm.overlong_limit_tokens = {self.overlong_limit_tokens}" if on else "0 without a penalty",
+            "The penalty rises over so many tokens below the limit.",
+        )
         for name, kind in typing.get_type_hints(type(self)).items():
             if typing.get_origin(kind) is Literal:
                 _require_choice(f"algorithm.{name}", getattr(self, name), kind)
@@ -187,7 +212,7 @@ class AlgorithmConfig:
 class OptimizerConfig:
     learning_rate: float = 1e-4
     warmup_steps: int = 10
-    """Steps over which the rate rises linearly: Adam's first steps, on two or three noisy gradients, are as
+    """Updates over which the rate rises linearly: Adam's first steps, on two or three noisy gradients, are as
     long as any, and can undo a weak start."""
     weight_decay: float = 0.0
     beta1: float = 0.9
@@ -234,10 +259,13 @@ class LearnerConfig:
     """Windows per data shard in one gradient accumulation."""
     max_windows: int = 64
     """Windows of the compiled batch, over all data shards; raised where a whole batch could need more."""
+    updates_per_batch: int = 1
+    """Optimizer updates that a batch is cut into, K. Its micro-batches go to them in turn; all hold on to the weights at
+    the start of the batch, whose log probabilities take one more forward pass at K >= 2. The clock counts batches."""
     buffer_bytes: int = 256 * 2**20
     snapshot_interval_steps: int = 1
     max_nonfinite_steps: int = 3
-    """Skipped updates in a row after which the run stops as diverged."""
+    """Batches in a row with a skipped update after which the run stops as diverged."""
 
     def __post_init__(self) -> None:
         _require_range("learner.num_steps", self.num_steps, 1)
@@ -245,6 +273,7 @@ class LearnerConfig:
         _require_range("learner.window_tokens", self.window_tokens, 16)
         _require_range("learner.windows_per_microbatch", self.windows_per_microbatch, 1)
         _require_range("learner.max_windows", self.max_windows, self.windows_per_microbatch)
+        _require_range("learner.updates_per_batch", self.updates_per_batch, 1)
         _require_range("learner.buffer_bytes", self.buffer_bytes, 2**20)
         _require_range("learner.snapshot_interval_steps", self.snapshot_interval_steps, 1)
         _require_range("learner.max_nonfinite_steps", self.max_nonfinite_steps, 1)
@@ -513,18 +542,51 @@ class RunConfig:
             f"at most learner.window_tokens = {self.learner.window_tokens}",
             "A trajectory that fits no window can never be consumed.",
         )
+        free = self.algorithm.overlong_limit_tokens - self.algorithm.overlong_buffer_tokens
         _require(
-            self.learner.windows_per_microbatch * self.mesh.data <= self.learner.max_windows,
+            self.algorithm.overlong_penalty == 0 or free < self.max_policy_tokens,
+            "algorithm.overlong_limit_tokens",
+            self.algorithm.overlong_limit_tokens,
+            f"below {self.max_policy_tokens + self.algorithm.overlong_buffer_tokens}: an episode speaks at most "
+            f"{self.max_policy_tokens} tokens (actor.max_turns, max_turn_tokens, context_tokens)",
+            "No episode would reach the penalty: lower the limit.",
+        )
+        _require(
+            self.microbatch_windows <= self.learner.max_windows,
             "learner.max_windows",
             self.learner.max_windows,
-            f"at least windows_per_microbatch * mesh.data = {self.learner.windows_per_microbatch * self.mesh.data}",
+            f"at least windows_per_microbatch * mesh.data = {self.microbatch_windows}",
             "Every data shard runs at least one micro-batch.",
+        )
+        _require(
+            self.learner.updates_per_batch <= self.max_microbatches,
+            "learner.updates_per_batch",
+            self.learner.updates_per_batch,
+            f"1 to {self.max_microbatches}, the micro-batches of the largest batch",
+            "An update takes at least one: lower it, or learner.windows_per_microbatch.",
         )
 
     @property
     def batch_trajectories(self) -> int:
         """Trajectories a step consumes, B."""
         return self.learner.groups_per_batch * self.algorithm.group_size
+
+    @property
+    def max_policy_tokens(self) -> int:
+        """That one episode can have."""
+        return min(self.actor.max_turns * self.actor.max_turn_tokens, self.actor.context_tokens - 1)
+
+    @property
+    def microbatch_windows(self) -> int:
+        """Windows of one micro-batch, over all data shards."""
+        return self.learner.windows_per_microbatch * self.mesh.data * self.mesh.fsdp
+
+    @property
+    def max_microbatches(self) -> int:
+        """Of the largest batch that is compiled for: a whole one, every trajectory at `actor.context_tokens`."""
+        per_window = self.learner.window_tokens // self.actor.context_tokens
+        worst = max(-(-self.batch_trajectories // per_window), self.algorithm.group_size)
+        return -(-max(self.learner.max_windows, worst) // self.microbatch_windows)
 
 
 def _coerce(kind: Any, value: Any, field: str) -> Any:

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from tests.data.support import make_rows, make_trajectory
 from tunix_core.config import AlgorithmConfig
-from tunix_core.learner.batches import group_advantages
+from tunix_core.learner.credit import group_advantages
 from tunix_core.rl.advantages import batch_normalized, group_relative_advantages, leave_one_out_advantages
 
 # group, episode, reward: complete; one member lost; one episode of two forks.
@@ -56,5 +57,9 @@ def test_an_incomplete_group_is_that_of_its_delivered_members_and_a_fork_counts_
 def test_the_learner_uses_the_function_that_the_configuration_names(name: str) -> None:
     rows = [row for row in DELIVERED if row[0] == "g1"]
     rewards, episodes = np.array([row[2] for row in rows]), [row[1] for row in rows]
-    found = group_advantages(AlgorithmConfig(advantage=name))(rewards, episodes)
+    delivered = [
+        make_trajectory(f"g1/{i}", episode_id=episode, reward=float(reward))
+        for i, (episode, reward) in enumerate(zip(episodes, rewards, strict=True))
+    ]
+    found = group_advantages(AlgorithmConfig(advantage=name))(make_rows("s", delivered), np.arange(len(rows)))
     np.testing.assert_allclose(found, FUNCTIONS[name](rewards, ["g1"] * 3, episodes))

@@ -15,6 +15,7 @@ def make_trajectory(
     trajectory_id: str,
     *,
     group_id: str | None = None,
+    episode_id: str | None = None,
     version: int = 0,
     length: int = 12,
     num_prompt_tokens: int = 4,
@@ -32,7 +33,7 @@ def make_trajectory(
     loss_mask = np.arange(length) >= prompt
     return Trajectory(
         trajectory_id=trajectory_id,
-        episode_id=trajectory_id,
+        episode_id=trajectory_id if episode_id is None else episode_id,
         group_id=group_id if group_id is not None else trajectory_id.split("/")[0],
         group_size=group_size,
         task_id="task",
@@ -79,7 +80,7 @@ def make_rows(shard: str, trajectories: Sequence[Trajectory], **kwargs) -> Rows:
     return from_trajectories(shard, trajectories, incarnation=incarnation, **kwargs)
 
 
-def centered(rewards: np.ndarray, episodes: Sequence[str]) -> np.ndarray:
+def centered(rows: Rows, members: np.ndarray) -> np.ndarray:
     """A plain baseline: what the buffer does with advantages does not depend on their formula."""
-    assert len(rewards) == len(episodes)
+    rewards = rows.rewards[members]
     return rewards - rewards.mean()

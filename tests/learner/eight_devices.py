@@ -1,7 +1,7 @@
 """Runs in a process of its own, under XLA_FLAGS=--xla_force_host_platform_device_count=8.
 
 `python -m tests.learner.eight_devices FILE`: one update of the same state on meshes of 2 and 8 data
-shards, each repeated; writes parameters and metrics of each to an `.npz`.
+shards, each repeated, and a batch of two updates; writes parameters and metrics of each to an `.npz`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import jax
 import numpy as np
 from jax.sharding import AxisType
 
-from tests.learner.step_cases import make_config, make_parameters, make_sequences
+from tests.learner.step_cases import make_config, make_parameters, make_sequences, two_updates, two_updates_step
 from tunix_core.config import MeshConfig
 from tunix_core.distributed.mesh import AXES, make_mesh
 from tunix_core.learner.train_step import make_train_step
 from tunix_core.models.decoder import flatten_parameters
 
 SHARDS = (2, 8)
+WINDOWS = 8
+"""Of a micro-batch over all devices, in the batch of two updates."""
 
 
 def main(path: str) -> None:
@@ -45,6 +47,9 @@ def main(path: str) -> None:
                 arrays[f"{shards}/{attempt}/params/{name}"] = leaf
             for name, value in metrics.items():
                 arrays[f"{shards}/{attempt}/metrics/{name}"] = np.asarray(value)
+        params, figures = two_updates(two_updates_step(WINDOWS // shards, mesh), make_sequences(24))
+        arrays |= {f"two/{shards}/params/{name}": leaf for name, leaf in params.items()}
+        arrays |= {f"two/{shards}/metrics/{name}": np.asarray(value) for name, value in figures.items()}
     np.savez(path, **arrays)
 
 

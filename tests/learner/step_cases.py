@@ -9,9 +9,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import Mesh
 
-from tunix_core.config import ActorConfig, AlgorithmConfig, LearnerConfig, ModelConfig, OptimizerConfig, RunConfig
+from tunix_core.config import (
+    ActorConfig,
+    AlgorithmConfig,
+    LearnerConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+)
 from tunix_core.data.packing import PackedArrays, best_fit, pack
+from tunix_core.distributed.mesh import make_mesh
+from tunix_core.learner.batches import update_of_window
+from tunix_core.learner.objectives import policy_objective, proximal_logprobs
+from tunix_core.learner.train_step import TrainStep
 from tunix_core.models import decoder
 
 MODEL = ModelConfig(
@@ -26,6 +40,7 @@ def make_config(
     *,
     windows_per_microbatch: int = 2,
     max_windows: int = 16,
+    updates_per_batch: int = 1,
     optimizer: OptimizerConfig | None = None,
     **algorithm: Any,
 ) -> RunConfig:
@@ -37,7 +52,10 @@ def make_config(
         algorithm=AlgorithmConfig(**options),
         optimizer=optimizer or OptimizerConfig(learning_rate=1e-2, gradient_clip_norm=0.2, weight_decay=0.1),
         learner=LearnerConfig(
-            window_tokens=WINDOW_TOKENS, windows_per_microbatch=windows_per_microbatch, max_windows=max_windows
+            window_tokens=WINDOW_TOKENS,
+            windows_per_microbatch=windows_per_microbatch,
+            max_windows=max_windows,
+            updates_per_batch=updates_per_batch,
         ),
         actor=ActorConfig(context_tokens=MAX_TOKENS),
     )
@@ -118,6 +136,52 @@ def logprobs(params: decoder.Params, sequences: Sequences) -> np.ndarray:
     """float64 [N, T]"""
     valid = np.arange(MAX_TOKENS) < sequences.lengths[:, None]
     return np.asarray(_logprobs(params, sequences.tokens, valid, sequences.temperature), np.float64)
+
+
+# ---- two updates of a batch -----------------------------------------------------------------------
+
+
+def rising_rate(count: Any) -> Any:
+    """By the number of updates before this one."""
+    return 1.0 + count
+
+
+def two_updates_step(windows_per_microbatch: int, mesh: Mesh | None = None) -> TrainStep:
+    """Two plain gradient steps per batch, with a rate that rises from one to the next."""
+    config = make_config(windows_per_microbatch=windows_per_microbatch, updates_per_batch=2)
+    if mesh is not None:
+        config = dataclasses.replace(config, mesh=MeshConfig(data=mesh.shape["data"]))
+    step = TrainStep(
+        config,
+        make_mesh(config.mesh) if mesh is None else mesh,
+        objective=policy_objective(config.model, config.algorithm),
+        optimizer=optax.sgd(rising_rate),
+        num_updates=2,
+        proximal=proximal_logprobs(config.model),
+    )
+    step.compile(16)
+    return step
+
+
+def denominators(step: TrainStep, batch: PackedArrays) -> np.ndarray:
+    """Policy tokens of each of the two updates."""
+    update = update_of_window(len(batch.tokens), step.config)
+    return np.array([batch.loss_mask[update == k].sum() for k in range(2)], np.float32)
+
+
+def two_updates(step: TrainStep, sequences: Sequences) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Parameters and metrics after one batch from `make_parameters(1)`."""
+    batch = sequences.pack()
+    state, metrics = step(
+        step.init_state(make_parameters(1)),
+        step.put_params(make_parameters(2)),
+        step.put(batch),
+        denominators(step, batch),
+    )
+    return decoder.flatten_parameters(state.params), {name: float(value) for name, value in metrics.items()}
+
+
+# ---- one update written out -----------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

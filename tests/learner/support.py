@@ -48,10 +48,10 @@ class NumpyTrainer:
         return arrays
 
     def step(
-        self, state: Any, reference: Any, batch: PackedArrays, denominator: float
+        self, state: Any, reference: Any, batch: PackedArrays, denominator: np.ndarray
     ) -> tuple[Any, Mapping[str, Any]]:
         assert batch.tokens.shape[0] <= max(self.compiled), "larger than what was compiled"
-        assert denominator == batch.loss_mask.sum()
+        assert denominator.sum() == batch.loss_mask.sum()
         assert reference.shape == (VOCAB,)
         self.batches.append(batch)
         time.sleep(self._step_seconds)
@@ -63,7 +63,8 @@ class NumpyTrainer:
         signal = batch.advantages * (1 + 0.01 * windows) + 1e-3 * batch.behavior_logprobs
         moved = np.zeros(VOCAB, np.float32)
         np.add.at(moved, batch.tokens[mask], signal[mask].astype(np.float32))
-        weights = (weights * np.float32(0.999) + moved / np.float32(denominator)).astype(np.float32)
+        divisor = denominator @ np.arange(1, 1 + len(denominator), dtype=np.float32)  # which update has what matters
+        weights = (weights * np.float32(0.999) + moved / divisor).astype(np.float32)
         return {"weights": weights, "step": (step + 1).astype(np.int32)}, {"loss": float(moved.sum()), "nonfinite": 0.0}
 
     def tensors(self, state: Any) -> dict[str, np.ndarray]:

@@ -33,20 +33,24 @@ class RememberingTrainer(NumpyTrainer):
 
 @pytest.fixture
 def trained(tmp_path: Path) -> ObjectStore:
+    return train(tmp_path)
+
+
+def train(folder: Path, **overrides: Any) -> ObjectStore:
     """Six steps, snapshots of all, checkpoints of some: of 2, 4 and 6 those that were not overtaken."""
-    store = open_store(str(tmp_path))
+    store = open_store(str(folder))
     PolicyStore(store).publish(0, initial_weights(), config={}, parent=None, publisher="test", gate={})
     write_shards(store, 14)
     trainer = RememberingTrainer()
-    make_learner(store, make_config(), trainer=trainer).run()
+    make_learner(store, make_config(**overrides), trainer=trainer).run()
     for version, weights in enumerate(trainer.weights, start=1):
         # A learner passes over a snapshot when the next one is due before it is written.
         SnapshotStore(store).write(version, weights, incarnation="test")
     return store
 
 
-def again(store: ObjectStore, step: int):
-    return replay_step(store, make_config(), NumpyTrainer(), initial_weights()["weights"], step)
+def again(store: ObjectStore, step: int, **overrides: Any):
+    return replay_step(store, make_config(**overrides), NumpyTrainer(), initial_weights()["weights"], step)
 
 
 def newest_before(store: ObjectStore, step: int) -> int:
@@ -60,6 +64,13 @@ def test_every_step_is_identical_from_the_checkpoint_before_it(trained: ObjectSt
         assert found.start == newest_before(trained, step)
         assert np.isfinite(found.metrics["loss"])
     assert newest_before(trained, 7) > 0
+
+
+def test_a_batch_of_several_updates_is_cut_alike(tmp_path: Path) -> None:
+    options = {"learner.updates_per_batch": 2}
+    store = train(tmp_path, **options)
+    assert all(again(store, step, **options).identical for step in range(1, 7))
+    assert not again(store, 6).identical, "the cut matters"
 
 
 def test_a_checkpoint_that_is_gone_makes_the_way_longer(trained: ObjectStore) -> None:

@@ -15,8 +15,15 @@ import numpy as np
 import pytest
 
 from tests.learner import step_cases
-from tests.learner.eight_devices import SHARDS
-from tests.learner.step_cases import Expected, make_config, make_parameters, make_sequences
+from tests.learner.eight_devices import SHARDS, WINDOWS
+from tests.learner.step_cases import (
+    Expected,
+    make_config,
+    make_parameters,
+    make_sequences,
+    two_updates,
+    two_updates_step,
+)
 from tunix_core.config import OptimizerConfig, WarmStartConfig
 from tunix_core.data.packing import PackedArrays
 from tunix_core.distributed.compilation import CompilationCounter
@@ -157,11 +164,13 @@ def test_a_non_finite_update_is_skipped_and_the_step_counts(poison: float) -> No
 
 def test_a_batch_without_policy_tokens_is_harmless() -> None:
     batch = make_sequences().pack()
-    state, metrics = update(compiled(), batch._replace(loss_mask=np.zeros_like(batch.loss_mask)))
+    step = compiled()
+    state, metrics = update(step, batch._replace(loss_mask=np.zeros_like(batch.loss_mask)))
     assert metrics["nonfinite"] == 0
     assert metrics["loss"] == metrics["gradient_norm"] == metrics["policy_tokens"] == 0
     assert all(np.isfinite(value) for value in metrics.values())
-    assert not any(leaf.any() for leaf in jax.tree.leaves(state.opt_state[1][0].mu))
+    fresh = jax.tree.map(np.array, step.init_state(make_parameters(1)))
+    jax.tree.map(np.testing.assert_array_equal, state._replace(step=0), fresh)
 
 
 def test_the_state_is_given_up_and_the_reference_kept() -> None:
@@ -274,6 +283,26 @@ def test_any_data_mesh_gives_the_single_device_update(on_eight_devices: dict[str
         np.testing.assert_allclose(
             on_eight_devices[f"{shards}/0/params/{name}"][clear], leaf[clear], atol=2e-5, rtol=0, err_msg=name
         )
+
+
+@functools.cache
+def two_updates_on_one_device() -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    return two_updates(two_updates_step(WINDOWS), make_sequences(24))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shards", SHARDS)
+def test_any_data_mesh_gives_the_single_device_two_updates(
+    on_eight_devices: dict[str, np.ndarray], shards: int
+) -> None:
+    """With as many windows in a micro-batch over all devices, windows go to the same updates."""
+    params, metrics = two_updates_on_one_device()
+    found = {name: on_eight_devices[f"two/{shards}/params/{name}"] for name in params}
+    for name, value in metrics.items():
+        assert on_eight_devices[f"two/{shards}/metrics/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    assert metrics["kl_proximal"] > 0, "the second update happened"
+    for name, leaf in params.items():
+        np.testing.assert_allclose(found[name], leaf, atol=1e-5, rtol=0, err_msg=name)
 
 
 @pytest.mark.timeout(600)

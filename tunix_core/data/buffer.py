@@ -33,8 +33,9 @@ from tunix_core.data.seen import SeenTrajectories
 from tunix_core.errors import DataError, ObjectMissing
 from tunix_core.types import RowRef
 
-GroupAdvantages = Callable[[np.ndarray, Sequence[str]], np.ndarray]
-"""(rewards float32 [N], episode ids [N]) of one group -> advantages [N]; forks of an episode count once."""
+GroupAdvantages = Callable[[Rows, np.ndarray], np.ndarray]
+"""(a shard's rows, positions [N] of the delivered ones of one group) -> advantages [N]; forks of an episode count
+once."""
 FetchRows = Callable[[Sequence[RowRef]], Rows]
 """References into one shard -> these rows. Raises DataError or StoreError when they cannot be read."""
 
@@ -170,7 +171,7 @@ class ReplayBuffer:
         if num_episodes < 2 or oldest < 0 or no_signal:
             self.ledger.receive("filtered", lengths)
             return
-        advantages = np.asarray(self._group_advantages(rewards, episodes), np.float32)
+        advantages = np.asarray(self._group_advantages(rows, good), np.float32)
         fits = lengths <= self._window_tokens
         self.ledger.receive("overlong", lengths[~fits])
         if fits.any() and oldest_version(rows.version_min[good[fits]]) >= 0:

@@ -66,12 +66,7 @@ def window_counts(config: RunConfig) -> tuple[int, ...]:
 
     The last one covers the worst case of a whole batch, every trajectory at `actor.context_tokens`.
     """
-    learner = config.learner
-    unit = learner.windows_per_microbatch * config.mesh.data
-    per_window = learner.window_tokens // config.actor.context_tokens
-    worst = max(-(-config.batch_trajectories // per_window), config.algorithm.group_size)
-    largest = -(-max(learner.max_windows, worst) // unit)
-    return tuple(unit * (i + 1) for i in range(largest))
+    return tuple(config.microbatch_windows * (i + 1) for i in range(config.max_microbatches))
 
 
 def fit_groups(group_lengths: Sequence[np.ndarray], window_tokens: int, max_windows: int) -> int:

@@ -8,17 +8,17 @@ again needs nothing but the shards.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tunix_core.config import AlgorithmConfig, RunConfig
+from tunix_core.config import RunConfig
 from tunix_core.data.buffer import FetchRows, group_state
 from tunix_core.data.groups import Group, trajectory_staleness
 from tunix_core.data.packing import Layout, PackedArrays, best_fit, pack
 from tunix_core.errors import CorruptObject
-from tunix_core.rl.advantages import batch_normalized, group_relative_advantages, leave_one_out_advantages
+from tunix_core.learner.credit import batch_advantages
 from tunix_core.rl.aggregation import denominator
 from tunix_core.types import RowRef
 
@@ -33,8 +33,8 @@ class HostBatch:
     layout: Layout
     arrays: PackedArrays
     policy_tokens: int
-    denominator: float
-    """What the loss divides its sum over the whole batch by, see `rl.aggregation`."""
+    denominator: np.ndarray  # float32 [K]
+    """What the loss of each update divides its sum by, see `rl.aggregation`; 0 where it has no policy token."""
     num_tokens: int
     staleness: np.ndarray  # int64 [trajectories]
     rewards: np.ndarray  # float32 [trajectories]
@@ -56,28 +56,6 @@ def assemble(groups: Sequence[Group], clock: int, counts: Sequence[int], config:
     return _build(groups, clock, layout, num_windows, config)
 
 
-def group_advantages(algorithm: AlgorithmConfig) -> Callable[[np.ndarray, Sequence[str]], np.ndarray]:
-    """(rewards, episode ids) of one group's trajectories -> their advantages, float32."""
-
-    def advantages(rewards: np.ndarray, episode_ids: Sequence[str]) -> np.ndarray:
-        one_group = [""] * len(rewards)
-        if algorithm.advantage == "rloo":
-            return leave_one_out_advantages(rewards, one_group, episode_ids)
-        normalize = algorithm.advantage == "grpo"
-        return group_relative_advantages(rewards, one_group, episode_ids, normalize=normalize)
-
-    return advantages
-
-
-def _advantages(groups: Sequence[Group], algorithm: AlgorithmConfig) -> np.ndarray:
-    """float32 [trajectories]: those of the groups, against the batch where the algorithm says so."""
-    advantages = np.concatenate([g.advantages for g in groups])
-    if algorithm.advantage != "reinforce_pp":
-        return advantages
-    group_ids = [g.group_id for g in groups for _ in g.advantages]
-    return batch_normalized(advantages, group_ids, [name for g in groups for name in g.rows.episode_ids])
-
-
 def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int, config: RunConfig) -> HostBatch:
     def joined(name: str) -> np.ndarray:
         return np.concatenate([getattr(g.rows, name) for g in groups])
@@ -89,25 +67,19 @@ def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int
         tokens=joined("tokens"),
         loss_mask=joined("loss_mask"),
         behavior_logprobs=joined("behavior_logprobs"),
-        advantages=_advantages(groups, config.algorithm),
+        advantages=batch_advantages(groups, config.algorithm),
         temperature=joined("temperature"),
         equal_version=(joined("version_min") == clock) & (joined("version_max") == clock),
         num_windows=num_windows,
         window_tokens=config.learner.window_tokens,
     )
-    policy_tokens = int(arrays.loss_mask.sum())
     return HostBatch(
         clock=clock,
         groups=groups,
         layout=layout,
         arrays=arrays,
-        policy_tokens=policy_tokens,
-        denominator=denominator(
-            config.algorithm.aggregation,
-            num_policy_tokens=policy_tokens,
-            num_sequences=_num_sequences(arrays),
-            constant_tokens=config.algorithm.constant_tokens,
-        ),
+        policy_tokens=int(arrays.loss_mask.sum()),
+        denominator=_denominators(arrays, config),
         num_tokens=int(lengths.sum()),
         staleness=trajectory_staleness(groups, clock),
         rewards=joined("rewards"),
@@ -115,10 +87,31 @@ def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int
     )
 
 
-def _num_sequences(arrays: PackedArrays) -> int:
-    """Trajectories with a policy token."""
+def update_of_window(num_windows: int, config: RunConfig) -> np.ndarray:
+    """int64 [N]: the update that each window goes into; the compiled step deals micro-batches out in the same way.
+
+    It follows from the recorded layout and the run's configuration alone, so a replay cuts alike.
+    """
+    return np.arange(num_windows) // config.microbatch_windows % config.learner.updates_per_batch
+
+
+def _denominators(arrays: PackedArrays, config: RunConfig) -> np.ndarray:
+    """float32 [K]"""
+    update = update_of_window(len(arrays.tokens), config)
     window, column = np.nonzero(arrays.loss_mask)
-    return len(np.unique(window.astype(np.int64) << 32 | arrays.segment_ids[window, column]))
+    sequence = window.astype(np.int64) << 32 | arrays.segment_ids[window, column]
+    found = []
+    for k in range(config.learner.updates_per_batch):
+        own = update[window] == k
+        found.append(
+            denominator(
+                config.algorithm.aggregation,
+                num_policy_tokens=int(own.sum()),
+                num_sequences=len(np.unique(sequence[own])),
+                constant_tokens=config.algorithm.constant_tokens,
+            )
+        )
+    return np.array(found, np.float32)
 
 
 def step_record(batch: HostBatch, *, incarnation: str, seed: int, override: bool) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class DecoderTrainer:
         return self._step.put(arrays)
 
     def step(
-        self, state: TrainState, reference: Params, batch: PlacedBatch, denominator: float
+        self, state: TrainState, reference: Params, batch: PlacedBatch, denominator: np.ndarray
     ) -> tuple[TrainState, Mapping[str, Any]]:
         return self._step(state, reference, batch, denominator)
 

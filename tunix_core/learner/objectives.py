@@ -1,7 +1,7 @@
 """What a step minimises, for one micro-batch of packed windows.
 
 An objective maps parameters and windows to the micro-batch's part of the loss (a sum over its policy
-tokens divided by the batch's one global denominator, so parts of micro-batches and devices just add)
+tokens divided by the update's one global denominator, so parts of micro-batches and devices just add)
 and to sums for the step's metrics, which add too.
 
 Shapes: M windows of a micro-batch, W tokens. Entry t of a batch array describes token t itself, which
@@ -11,7 +11,7 @@ the hidden state of token t - 1 predicts; the first token of a segment is never 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -41,10 +41,23 @@ class Batch(NamedTuple):
 Sums = dict[str, jax.Array]
 """Scalars that add over micro-batches and devices, except those named `max_…`, whose maximum is taken."""
 
-Objective = Callable[[Params, Params, Batch, jax.Array], tuple[jax.Array, Sums]]
-"""(trained parameters, reference parameters, windows, denominator) -> (part of the loss, sums).
 
-Where adapters are trained, the reference is the base that they lie on."""
+class Objective(Protocol):
+    """What an update minimises, of one micro-batch."""
+
+    def __call__(
+        self, params: Params, reference: Params, batch: Batch, denominator: jax.Array, proximal: Array | None = None
+    ) -> tuple[jax.Array, Sums]:
+        """
+        Args:
+            params: what is trained, whole weights or adapters.
+            reference: parameters of the KL reference; with adapters, the base they lie on.
+            proximal: `[M, W]`, log probabilities by the weights at the start of the batch, as `predictions` gives
+                them; None: `params` are those weights.
+
+        Returns:
+            Part of the loss, and sums.
+        """
 
 
 def predictions(params: Params, config: ModelConfig, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -123,11 +136,14 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
     `stop_gradient(current)` and cost no pass of their own.
     """
 
-    def objective(params: Params, reference: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, Sums]:
+    def objective(
+        params: Params, reference: Params, batch: Batch, denominator: jax.Array, proximal: Array | None = None
+    ) -> tuple[jax.Array, Sums]:
         mask = jnp.asarray(batch.loss_mask)
         segment_ids = jnp.asarray(batch.segment_ids)
         logprobs, entropy = predictions(adapted(model, params, reference), model, batch)
-        proximal = jax.lax.stop_gradient(logprobs)
+        current = jax.lax.stop_gradient(logprobs)
+        proximal = current if proximal is None else proximal
         # Masked tokens may hold anything: neutral values on the way in, none of them on the way out.
         at = _Tokens(
             logprobs=logprobs,
@@ -138,9 +154,13 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
             mask=mask,
             segment_ids=segment_ids,
         )
-        correction = _correction(algorithm, at)
+        # The plain policy gradient knows no proximal policy: its weight is current / behavior in every update.
+        correction = _correction(
+            algorithm, at._replace(proximal=current) if algorithm.loss == "policy_gradient" else at
+        )
         if algorithm.kl_in == "reward":
-            cost = jax.lax.stop_gradient(_divergence(algorithm, at))
+            # A reward is settled before the first update.
+            cost = jax.lax.stop_gradient(_divergence(algorithm, at._replace(logprobs=proximal)))
             at = at._replace(advantages=at.advantages - algorithm.kl_coefficient * cost)
         loss, clipped = _policy_loss(algorithm, at, correction)
         total = loss
@@ -159,9 +179,9 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
         sums = {
             **off_policy._asdict(),
             "policy_loss": add(loss),
-            "kl_reference": add(kl.k3(proximal, at.reference)),
+            "kl_reference": add(kl.k3(current, at.reference)),
             "entropy": add(entropy),
-            "kl_proximal": add(kl.k3(proximal, logprobs)),
+            "kl_proximal": add(kl.k3(proximal, current)),
             "max_logprob_gap": jnp.where(mask, gap, 0).max(),
             "equal_version_gap": aggregation.masked_sum(gap, same),
             "equal_version_tokens": same.sum(dtype=jnp.float32),
@@ -172,10 +192,20 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
     return objective
 
 
+def proximal_logprobs(model: ModelConfig) -> Callable[[Params, Params, Batch], jax.Array]:
+    """(trained parameters at the start of the batch, reference, windows) -> what the objective takes as `proximal`."""
+    return lambda params, reference, batch: jax.lax.stop_gradient(
+        predictions(adapted(model, params, reference), model, batch)[0]
+    )
+
+
 def supervised_objective(model: ModelConfig) -> Objective:
     """Cross entropy of the policy tokens."""
 
-    def objective(params: Params, reference: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, Sums]:
+    def objective(
+        params: Params, reference: Params, batch: Batch, denominator: jax.Array, proximal: Array | None = None
+    ) -> tuple[jax.Array, Sums]:
+        del proximal
         mask = jnp.asarray(batch.loss_mask)
         logprobs, entropy = predictions(adapted(model, params, reference), model, batch)
         part = -aggregation.masked_sum(logprobs, mask) / denominator

@@ -1,4 +1,4 @@
-"""One optimizer update as a compiled `shard_map` over the mesh; a single device is the trivial mesh.
+"""A batch's optimizer updates as one compiled `shard_map` over the mesh; a single device is the trivial mesh.
 
 The whole step is manual with `check_vma=True`: parameters are replicated and cast to varying before
 the micro-batch scan, so that their gradients stay per device until the one explicit sum. (Without the
@@ -7,12 +7,16 @@ check, the loss was exact and the gradients silently wrong.)
 A batch always has the shape that was compiled, ahead of time; how many of its micro-batches hold
 anything is data, the bound of the loop over them. So one executable serves every batch without
 paying for its padding, and nothing compiles after warm-up.
+
+With K updates per batch (`learner.updates_per_batch`) the micro-batches are dealt to them in turn. One forward
+pass gives the log probabilities by the weights at the start of the batch, the proximal policy of all K; at
+K = 1 those are the current ones and the pass is not compiled.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,13 +34,17 @@ from tunix_core.learner.objectives import (
     Sums,
     finalize,
     policy_objective,
+    proximal_logprobs,
     supervised_objective,
 )
 from tunix_core.models.parameters import Params, abstract_parameters, trained_parameters
 
+Proximal = Callable[[Params, Params, Batch], Any]
+"""(parameters at the start of the batch, reference parameters, windows) -> what the objective takes as `proximal`, `[M, W]` each."""
+
 
 class TrainState(NamedTuple):
-    """Everything that an update changes."""
+    """Everything that a batch changes."""
 
     params: Params
     opt_state: Any
@@ -80,71 +88,160 @@ def _varying(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.lax.pcast(leaf, WINDOW_AXES, to="varying"), tree)
 
 
-def _accumulate(
-    objective: Objective, params: Params, reference: Params, batch: PlacedBatch, denominator: jax.Array, microbatch: int
-) -> tuple[jax.Array, Params, Sums]:
-    """Loss, gradient and sums of this device's windows, micro-batch by micro-batch; all per device."""
-    value_and_grad = jax.value_and_grad(objective, has_aux=True)
+class _Plan(NamedTuple):
+    """What a batch goes through; static."""
 
-    def evaluate(i: Any) -> tuple[jax.Array, Params, Sums]:
-        windows = jax.tree.map(
-            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, i * microbatch, microbatch), batch.windows
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    microbatch: int
+    """Windows of one, per device."""
+    num_updates: int
+    """K"""
+    proximal: Proximal | None
+    """Needed where K is above 1."""
+
+
+def _microbatch(plan: _Plan, tree: Any, i: Any) -> Any:
+    """The i-th of this device's micro-batches."""
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, i * plan.microbatch, plan.microbatch), tree)
+
+
+def _zeros(shapes: Any) -> Any:
+    return _varying(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
+
+
+def _at_the_start(plan: _Plan, params: Params, reference: Params, batch: PlacedBatch) -> Any:
+    """What `plan.proximal` gives of this device's windows, `[n, W]`; zeros in those that hold nothing."""
+    assert plan.proximal is not None, "updates after the first one need it"
+    evaluate = functools.partial(plan.proximal, params, reference)
+
+    def body(i: jax.Array, whole: Any) -> Any:
+        part = evaluate(_microbatch(plan, batch.windows, i))
+        return jax.tree.map(
+            lambda all_of_it, own: jax.lax.dynamic_update_slice_in_dim(all_of_it, own, i * plan.microbatch, 0),
+            whole,
+            part,
         )
-        (loss, sums), gradient = value_and_grad(params, reference, windows, denominator)
-        return loss, gradient, sums
 
-    def body(i: jax.Array, total: tuple[jax.Array, Params, Sums]) -> tuple[jax.Array, Params, Sums]:
-        loss, gradient, sums = total
-        more_loss, more_gradient, more_sums = evaluate(i)
-        return loss + more_loss, jax.tree.map(jnp.add, gradient, more_gradient), _combine(sums, more_sums)
-
-    shapes = jax.eval_shape(evaluate, 0)
-    zeros = _varying(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
+    zeros = _zeros(jax.eval_shape(evaluate, batch.windows))
     return jax.lax.fori_loop(0, batch.num_microbatches, body, zeros)
 
 
-def _update(
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    microbatch: int,
+def _accumulate(
+    plan: _Plan, params: Params, reference: Params, batch: PlacedBatch, proximal: Any, denominator: jax.Array, k: Any
+) -> tuple[jax.Array, Params, Sums]:
+    """Loss, gradient and sums of this device's windows in update k, micro-batch by micro-batch; all per device.
+
+    Update k takes micro-batches k, k + K, k + 2 K, …
+    """
+    value_and_grad = jax.value_and_grad(plan.objective, has_aux=True)
+
+    def evaluate(i: Any) -> tuple[jax.Array, Params, Sums]:
+        windows, own = _microbatch(plan, (batch.windows, proximal), i)
+        (loss, sums), gradient = value_and_grad(params, reference, windows, denominator, own)
+        return loss, gradient, sums
+
+    def body(j: jax.Array, total: tuple[jax.Array, Params, Sums]) -> tuple[jax.Array, Params, Sums]:
+        loss, gradient, sums = total
+        more_loss, more_gradient, more_sums = evaluate(k + j * plan.num_updates)
+        return loss + more_loss, jax.tree.map(jnp.add, gradient, more_gradient), _combine(sums, more_sums)
+
+    count = jax.lax.div(batch.num_microbatches - k + (plan.num_updates - 1), plan.num_updates)
+    return jax.lax.fori_loop(0, count, body, _zeros(jax.eval_shape(evaluate, 0)))
+
+
+class _Outcome(NamedTuple):
+    """Of one update, or `[K]` of all."""
+
+    loss: jax.Array
+    gradient_norm: jax.Array
+    finite: jax.Array
+    sums: Sums
+    """Per device."""
+
+
+def _advance(
+    plan: _Plan,
     state: TrainState,
     reference: Params,
     batch: PlacedBatch,
+    proximal: Any,
     denominator: jax.Array,
-) -> tuple[TrainState, Sums]:
-    """What each device runs under `shard_map`."""
-    loss, gradient, sums = _accumulate(
-        objective, _varying(state.params), _varying(reference), batch, _varying(denominator), microbatch
-    )
+    k: Any,
+) -> tuple[TrainState, _Outcome]:
+    """Update k; parameters and optimizer state stay as they are where it is not finite, or has no policy token."""
+    divisor = _varying(jnp.maximum(denominator, 1))
+    loss, gradient, sums = _accumulate(plan, _varying(state.params), reference, batch, proximal, divisor, k)
     loss = jax.lax.psum(loss, WINDOW_AXES)
     gradient = jax.lax.psum(gradient, WINDOW_AXES)
     norm = optax.tree.norm(gradient)
-    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    updates, opt_state = plan.optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     # A sum of squares is finite only where every entry is.
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-    keep = functools.partial(jnp.where, finite)
-    kept = TrainState(
-        params=jax.tree.map(keep, params, state.params),
-        opt_state=jax.tree.map(keep, opt_state, state.opt_state),
-        step=state.step + 1,
+    keep = functools.partial(jnp.where, finite & (denominator > 0))
+    kept = state._replace(
+        params=jax.tree.map(keep, params, state.params), opt_state=jax.tree.map(keep, opt_state, state.opt_state)
     )
-    metrics = {
+    return kept, _Outcome(loss, norm, finite, sums)
+
+
+def _step(
+    plan: _Plan, state: TrainState, reference: Params, batch: PlacedBatch, denominator: jax.Array
+) -> tuple[TrainState, Sums]:
+    """What each device runs under `shard_map`: the K updates of a batch."""
+    reference = _varying(reference)
+    if plan.num_updates == 1:
+        state, outcome = _advance(plan, state, reference, batch, None, denominator[0], 0)
+        return _counted(state), _metrics(outcome.loss, outcome.gradient_norm, ~outcome.finite, outcome.sums)
+    proximal = _at_the_start(plan, _varying(state.params), reference, batch)
+
+    def body(state: TrainState, each: tuple[jax.Array, jax.Array]) -> tuple[TrainState, _Outcome]:
+        k, own = each
+        return _advance(plan, state, reference, batch, proximal, own, k)
+
+    numbers = jnp.arange(plan.num_updates, dtype=jnp.int32)
+    state, outcomes = jax.lax.scan(body, state, (numbers, denominator))
+    num_acting = jnp.maximum((denominator > 0).sum(), 1)
+    sums = {k: v.max(axis=0) if k.startswith("max_") else v.sum(axis=0) for k, v in outcomes.sums.items()}
+    loss = (outcomes.loss * denominator).sum() / jnp.maximum(denominator.sum(), 1)
+    return _counted(state), _metrics(loss, outcomes.gradient_norm.sum() / num_acting, ~outcomes.finite, sums)
+
+
+def _counted(state: TrainState) -> TrainState:
+    """The clock counts batches."""
+    return state._replace(step=state.step + 1)
+
+
+def _metrics(loss: jax.Array, norm: jax.Array, skipped: jax.Array, sums: Sums) -> Sums:
+    return {
         "loss": loss,
         "gradient_norm": norm,
-        "nonfinite": 1 - finite.astype(jnp.int32),
+        "nonfinite": skipped.sum(dtype=jnp.int32),
         **finalize(_over_devices(sums)),
     }
-    return kept, metrics
 
 
 class TrainStep:
-    """A compiled update of one objective on one mesh. Holds the executable, no state."""
+    """The compiled updates of one objective on one mesh. Holds the executable, no state."""
 
     def __init__(
-        self, config: RunConfig, mesh: Mesh, *, objective: Objective, optimizer: optax.GradientTransformation
+        self,
+        config: RunConfig,
+        mesh: Mesh,
+        *,
+        objective: Objective,
+        optimizer: optax.GradientTransformation,
+        num_updates: int = 1,
+        proximal: Proximal | None = None,
     ) -> None:
-        self._config = config
+        """
+        Args:
+            num_updates: per batch, K.
+            proximal: of the weights at the start of the batch; not evaluated at K = 1.
+        """
+        self.config = config
+        self._num_updates = num_updates
         self._optimizer = optimizer
         self._replicated = placed(mesh, REPLICATED)
         self._windows = placed(mesh, WINDOWS)
@@ -152,10 +249,10 @@ class TrainStep:
         self._executable: Any = None
         self._num_windows = 0
         self._init_optimizer = jax.jit(optimizer.init, out_shardings=self._replicated)
-        local = functools.partial(_update, objective, optimizer, config.learner.windows_per_microbatch)
+        plan = _Plan(objective, optimizer, config.learner.windows_per_microbatch, num_updates, proximal)
         self._step = jax.jit(
             jax.shard_map(
-                local,
+                functools.partial(_step, plan),
                 mesh=mesh,
                 in_specs=(REPLICATED, REPLICATED, PlacedBatch(WINDOWS, REPLICATED), REPLICATED),
                 out_specs=(REPLICATED, REPLICATED),
@@ -183,7 +280,7 @@ class TrainStep:
 
     def abstract_state(self) -> TrainState:
         """Shapes, types and placement of a state; nothing is allocated."""
-        params = trained_parameters(self._config.model)
+        params = trained_parameters(self.config.model)
         state = TrainState(params, jax.eval_shape(self._optimizer.init, params), jax.ShapeDtypeStruct((), jnp.int32))
         return self._abstract(state)
 
@@ -196,7 +293,7 @@ class TrainStep:
         Raises:
             ConfigError: it does not divide into micro-batches on every device.
         """
-        unit = self._config.learner.windows_per_microbatch * self._num_shards
+        unit = self.config.microbatch_windows
         if num_windows < 1 or num_windows % unit:
             raise ConfigError(
                 "num_windows",
@@ -204,13 +301,13 @@ class TrainStep:
                 f"a multiple of windows_per_microbatch * data shards = {unit}",
                 "Round it up.",
             )
-        shape = (num_windows, self._config.learner.window_tokens)
+        shape = (num_windows, self.config.learner.window_tokens)
         kinds = Batch(jnp.int32, jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.float32, jnp.float32, jnp.bool_)
         windows = Batch(*(jax.ShapeDtypeStruct(shape, kind, sharding=self._windows) for kind in kinds))
         batch = PlacedBatch(windows, jax.ShapeDtypeStruct((), jnp.int32, sharding=self._replicated))
         state = self.abstract_state()
-        denominator = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
-        reference = self._abstract(abstract_parameters(self._config.model.base()))
+        denominator = jax.ShapeDtypeStruct((self._num_updates,), jnp.float32, sharding=self._replicated)
+        reference = self._abstract(abstract_parameters(self.config.model.base()))
         self._executable = self._step.lower(state, reference, batch, denominator).compile()
         self._num_windows = num_windows
 
@@ -223,14 +320,14 @@ class TrainStep:
             ConfigError: more windows than were compiled, or of another width.
         """
         num_windows, width = batch.tokens.shape
-        if num_windows > self._num_windows or width != self._config.learner.window_tokens:
+        if num_windows > self._num_windows or width != self.config.learner.window_tokens:
             raise ConfigError(
                 "batch",
                 (num_windows, width),
-                f"at most {self._num_windows} windows of {self._config.learner.window_tokens} tokens",
+                f"at most {self._num_windows} windows of {self.config.learner.window_tokens} tokens",
                 "Compile for larger batches, or take fewer groups.",
             )
-        unit = self._config.learner.windows_per_microbatch * self._num_shards
+        unit = self.config.microbatch_windows
         windows = Batch(*(jax.device_put(self._dealt(getattr(batch, name)), self._windows) for name in Batch._fields))
         return PlacedBatch(windows, jax.device_put(np.int32(-(-num_windows // unit)), self._replicated))
 
@@ -242,22 +339,26 @@ class TrainStep:
         return np.ascontiguousarray(dealt).reshape(padded.shape)
 
     def __call__(
-        self, state: TrainState, reference: Params, batch: PlacedBatch, denominator: float
+        self, state: TrainState, reference: Params, batch: PlacedBatch, denominator: np.ndarray | float
     ) -> tuple[TrainState, Mapping[str, jax.Array]]:
-        """One update; `state` is given up.
+        """The updates of one batch; `state` is given up.
 
         Args:
             reference: parameters of the KL reference on the mesh (`put_params`).
             batch: from `put`.
-            denominator: policy tokens of the whole batch; the loss is their mean. At least 1.
+            denominator: float32 [K], or a number at K = 1. What the loss of each update divides its sum by, such as
+                its policy tokens; 0 where it has none, which then changes nothing.
 
         Returns:
-            The new state, and scalars still on the device. `nonfinite` is 1 where loss or gradient was
-            not finite: then parameters and optimizer state are the old ones, and the step counts all the same.
+            The new state, and scalars still on the device: sums and means over all updates; the loss is their
+            mean by denominator, the gradient's norm that of the updates with policy tokens. `nonfinite` counts those
+            whose loss or gradient was not finite: then parameters and optimizer state are those before it, and
+            the step counts all the same.
         """
         assert self._executable is not None, "compile before the first step"
-        divisor = jax.device_put(np.float32(max(denominator, 1)), self._replicated)
-        return self._executable(state, reference, batch, divisor)
+        divisors = np.atleast_1d(np.asarray(denominator, np.float32))
+        assert divisors.shape == (self._num_updates,), f"one denominator per update, received {divisors.shape}"
+        return self._executable(state, reference, batch, jax.device_put(divisors, self._replicated))
 
 
 def make_train_step(config: RunConfig, mesh: Mesh) -> TrainStep:
@@ -267,6 +368,8 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         mesh,
         objective=policy_objective(config.model, config.algorithm),
         optimizer=make_optimizer(config.optimizer),
+        num_updates=config.learner.updates_per_batch,
+        proximal=proximal_logprobs(config.model),
     )
 
 

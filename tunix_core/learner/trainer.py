@@ -28,8 +28,17 @@ class Trainer(Protocol):
     def put(self, arrays: PackedArrays) -> Any:
         """Onto the device, as the compiled step takes it."""
 
-    def step(self, state: State, reference: Any, batch: Any, denominator: float) -> tuple[State, Mapping[str, Any]]:
-        """One update; gives up `state`. Metrics are scalars, `nonfinite` is 1 where the update was skipped."""
+    def step(
+        self, state: State, reference: Any, batch: Any, denominator: np.ndarray
+    ) -> tuple[State, Mapping[str, Any]]:
+        """The updates of one batch; gives up `state`.
+
+        Args:
+            denominator: float32 [K], of each update.
+
+        Returns:
+            The new state and scalars, of which `nonfinite` counts the updates that were skipped.
+        """
 
     def tensors(self, state: State) -> dict[str, np.ndarray]:
         """Host copies of the weights, by their published names."""

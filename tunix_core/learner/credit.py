@@ -1,0 +1,57 @@
+"""From rewards to advantages, as the run's algorithm says: of a group when it closes, and against the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tunix_core.config import AlgorithmConfig
+from tunix_core.data.buffer import GroupAdvantages
+from tunix_core.data.groups import Group
+from tunix_core.data.rows import Rows
+from tunix_core.rl.advantages import (
+    batch_normalized,
+    group_relative_advantages,
+    leave_one_out_advantages,
+    soft_overlong_penalty,
+)
+
+
+def group_advantages(algorithm: AlgorithmConfig) -> GroupAdvantages:
+    """The advantages of one group's trajectories, float32."""
+
+    def advantages(rows: Rows, members: np.ndarray) -> np.ndarray:
+        episode_ids = [rows.episode_ids[i] for i in members]
+        rewards = rows.rewards[members] + overlong_penalties(algorithm, rows, members)
+        one_group = [""] * len(rewards)
+        if algorithm.advantage == "rloo":
+            return leave_one_out_advantages(rewards, one_group, episode_ids)
+        normalize = algorithm.advantage == "grpo"
+        return group_relative_advantages(rewards, one_group, episode_ids, normalize=normalize)
+
+    return advantages
+
+
+def overlong_penalties(algorithm: AlgorithmConfig, rows: Rows, members: np.ndarray) -> np.ndarray:
+    """float32 [N], 0 or below: what an episode's length adds to the reward of each of its trajectories.
+
+    Args:
+        members: [N] positions of whole episodes.
+    """
+    if not algorithm.overlong_penalty:
+        return np.zeros(len(members), np.float32)
+    episodes, own = np.unique([rows.episode_ids[i] for i in members], return_inverse=True)
+    of_rows = [rows.loss_mask[rows.offsets[i] : rows.offsets[i + 1]].sum() for i in members]
+    num_tokens = np.bincount(own, of_rows, minlength=len(episodes))
+    slope = soft_overlong_penalty(num_tokens, algorithm.overlong_limit_tokens, algorithm.overlong_buffer_tokens)
+    return (np.float32(algorithm.overlong_penalty) * slope)[own]
+
+
+def batch_advantages(groups: Sequence[Group], algorithm: AlgorithmConfig) -> np.ndarray:
+    """float32 [trajectories]: those of the groups, against the batch where the algorithm says so."""
+    advantages = np.concatenate([g.advantages for g in groups])
+    if algorithm.advantage != "reinforce_pp":
+        return advantages
+    group_ids = [g.group_id for g in groups for _ in g.advantages]
+    return batch_normalized(advantages, group_ids, [name for g in groups for name in g.rows.episode_ids])
