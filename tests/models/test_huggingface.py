@@ -43,7 +43,7 @@ def params(family: str) -> decoder.Params:
 
 
 def packed_logits(config: ModelConfig, weights: decoder.Params, tokens: np.ndarray) -> np.ndarray:
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def run(weights: decoder.Params, tokens: jax.Array) -> jax.Array:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         states = decoder.hidden_states(weights, config, tokens, positions, jnp.ones_like(tokens))

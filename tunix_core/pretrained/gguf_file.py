@@ -61,43 +61,41 @@ def converted(path: Path) -> Iterator[tuple[str, bytes]]:
     architecture = fields.get("general.architecture")
     if architecture != "llama":
         raise DataError(f"{path.name}: general.architecture: received {architecture!r}, accepted 'llama'")
-    values = _config(path, fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
+    try:
+        values = _config(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
+        tokenizer, settings = _tokenizer(path, fields)
+    except KeyError as error:
+        raise DataError(f"{path.name}: {error.args[0]}: missing") from None
     tensors = {_their_name(tensor.name): _widened(gguf, tensor, values) for tensor in reader.tensors}
     huggingface.from_hf(huggingface.model_config(values), tensors, tensors.__getitem__)
-    tokenizer, settings = _tokenizer(path, fields)
     yield CONFIG, json.dumps(values, indent=1).encode()
     yield multifile.WEIGHTS, multifile.encode_tensors(tensors)
     yield "tokenizer.json", tokenizer.encode()
     yield "tokenizer_config.json", json.dumps(settings, indent=1, ensure_ascii=False).encode()
 
 
-def _config(path: Path, fields: dict[str, Any], *, tied: bool) -> dict[str, Any]:
-    try:
-        return {
-            "architectures": [huggingface.ARCHITECTURES["llama"]],
-            "model_type": "llama",
-            "vocab_size": len(fields["tokenizer.ggml.tokens"]),
-            "hidden_size": fields["llama.embedding_length"],
-            "num_hidden_layers": fields["llama.block_count"],
-            "num_attention_heads": fields["llama.attention.head_count"],
-            "num_key_value_heads": fields["llama.attention.head_count_kv"],
-            "head_dim": fields["llama.rope.dimension_count"],
-            "intermediate_size": fields["llama.feed_forward_length"],
-            "hidden_act": "silu",
-            # Stored in float32: 1e-05 comes back as 9.999999747378752e-06.
-            "rms_norm_eps": float(
-                np.format_float_positional(np.float32(fields["llama.attention.layer_norm_rms_epsilon"]))
-            ),
-            "rope_theta": float(fields["llama.rope.freq_base"]),
-            "max_position_embeddings": fields["llama.context_length"],
-            "tie_word_embeddings": tied,
-            "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
-            "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
-            "torch_dtype": "float32",
-        }
-    except KeyError as error:
-        raise DataError(f"{path.name}: {error.args[0]}: missing") from None
+def _config(fields: dict[str, Any], *, tied: bool) -> dict[str, Any]:
+    return {
+        "architectures": [huggingface.ARCHITECTURES["llama"]],
+        "model_type": "llama",
+        "vocab_size": len(fields["tokenizer.ggml.tokens"]),
+        "hidden_size": fields["llama.embedding_length"],
+        "num_hidden_layers": fields["llama.block_count"],
+        "num_attention_heads": fields["llama.attention.head_count"],
+        "num_key_value_heads": fields["llama.attention.head_count_kv"],
+        "head_dim": fields["llama.rope.dimension_count"],
+        "intermediate_size": fields["llama.feed_forward_length"],
+        "hidden_act": "silu",
+        # Stored in float32: 1e-05 comes back as 9.999999747378752e-06.
+        "rms_norm_eps": float(np.format_float_positional(np.float32(fields["llama.attention.layer_norm_rms_epsilon"]))),
+        "rope_theta": float(fields["llama.rope.freq_base"]),
+        "max_position_embeddings": fields["llama.context_length"],
+        "tie_word_embeddings": tied,
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
+        "torch_dtype": "float32",
+    }
 
 
 def _their_name(name: str) -> str:
@@ -130,7 +128,7 @@ def _tokenizer(path: Path, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]
             f"{path.name}: tokenizer.ggml.model and .pre: received {kind}, accepted ('gpt2', {_DIGIT_BY_DIGIT[0]!r})"
         )
     tokens = fields["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    merges = [tuple(merge.split(" ")) for merge in fields.get("tokenizer.ggml.merges", [])]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
