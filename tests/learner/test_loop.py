@@ -1,6 +1,8 @@
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,13 +213,23 @@ def test_the_pool_may_begin_while_the_learner_compiles(tmp_path: Path) -> None:
 
 def test_tokens_of_the_learners_own_version_are_marked(tmp_path: Path) -> None:
     """All data is of version 0: the first step starts from the weights that sampled it, no later one does."""
-    store, trainer = open_run(tmp_path), NumpyTrainer()
+
+    class Measuring(NumpyTrainer):
+        def step(self, state: Any, reference: Any, batch: Any, denominator: float) -> tuple[Any, Mapping[str, Any]]:
+            state, values = super().step(state, reference, batch, denominator)
+            gap = {"logprob_gap_equal_version": 0.0, "max_logprob_gap_equal_version": 0.0}
+            return state, {**values, **gap, "equal_version_tokens": float(batch.equal_version.sum())}
+
+    store, trainer = open_run(tmp_path), Measuring()
     write_shards(store, 6)
     make_learner(store, make_config(**{"learner.num_steps": 3}), trainer=trainer).run()
     first, *later = trainer.batches
     np.testing.assert_array_equal(first.equal_version, first.loss_mask)
     assert first.equal_version.any()
     assert not any(batch.equal_version.any() for batch in later)
+    rows = read_metrics(store, "learner")
+    for name in ("logprob_gap_equal_version", "max_logprob_gap_equal_version"):
+        assert np.isnan(rows[name][:3]).tolist() == [False, True, True], "unknown, not 0"
 
 
 def test_the_peak_is_measured_before_compilations_count(tmp_path: Path) -> None:

@@ -143,6 +143,32 @@ def test_a_bad_request_is_logged_once_and_a_good_one_after_it_is_met(tmp_path: P
     assert profiler.current == "good"
 
 
+class CountingStore:
+    """Counts the create-only writes that it passes on."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.num_writes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def put_if_absent(self, key: str, data: bytes) -> Any:
+        self.num_writes += 1
+        return self._store.put_if_absent(key, data)
+
+
+def test_a_request_that_was_met_costs_one_write_for_good(tmp_path: Path) -> None:
+    store: Any = CountingStore(open_run(tmp_path))
+    standing = request_profile(store, id="done", steps=1)
+    claim_profile(store, standing, incarnation="earlier")
+    store.num_writes = 0
+    profiler = StepProfiler(store, incarnation="l0", log=print)
+    for _ in range(5):
+        profiler.poll()
+    assert (profiler.current, store.num_writes) == ("", 1)
+
+
 def test_a_newer_request_stands_and_an_id_is_claimed_once(tmp_path: Path) -> None:
     store = open_run(tmp_path)
     first = request_profile(store, id="a", steps=1)

@@ -20,17 +20,18 @@ def measure_peak_flops(
     seconds: float = MEASURE_SECONDS,
     monotonic: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """FLOP/s of float32 products `[n, n] x [n, n]` on all devices at once, at JAX's default precision.
+    """FLOP/s of float32 products `[n, n] x [n, n]` at JAX's default precision, on all devices of the learner together.
 
     The best of repetitions, since whatever else runs on the machine only slows them. Compiles: call it during
     warm-up.
 
     Args:
-        devices: by default all of the process.
+        devices: by default all of this process, all at once; other processes are taken to have the same.
         width: n; by default what suits the platform.
         seconds: how long to repeat.
     """
-    devices = jax.devices() if devices is None else devices
+    num_processes = jax.process_count() if devices is None else 1
+    devices = jax.local_devices() if devices is None else devices
     n = width or (CPU_WIDTH if devices[0].platform == "cpu" else ACCELERATOR_WIDTH)
     matrix = np.full((n, n), 1 / n, np.float32)
     operands = [jax.device_put(matrix, device) for device in devices]
@@ -41,4 +42,4 @@ def measure_peak_flops(
         started = monotonic()
         jax.block_until_ready([product(a) for a in operands])
         best = min(best, monotonic() - started)
-    return len(devices) * 2.0 * n**3 / best
+    return num_processes * len(devices) * 2.0 * n**3 / best

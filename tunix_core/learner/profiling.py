@@ -24,7 +24,7 @@ from tunix_core.storage.control import ProfileRequest, claim_profile, read_profi
 from tunix_core.storage.store import ObjectStore
 from tunix_core.threads import Worker, with_retries
 
-_UPLOAD_SECONDS = 60.0
+_UPLOAD_SECONDS = 20.0
 
 
 @dataclasses.dataclass(kw_only=True)
