@@ -107,7 +107,8 @@ def pack(
         layout: of N trajectories.
         lengths: [N].
         tokens, loss_mask, behavior_logprobs: [sum of lengths], the trajectories one after another.
-        advantages, temperature: [N].
+        advantages: [N], or [sum of lengths] where they differ within a trajectory.
+        temperature: [N].
         num_windows: of the arrays, at least `layout.num_windows`.
         window_tokens: W.
     """
@@ -135,6 +136,8 @@ def pack(
         segment_ids=scatter(np.repeat(rank, lengths), np.int32),
         loss_mask=scatter(loss_mask & (within > 0), np.bool_),
         behavior_logprobs=scatter(behavior_logprobs, np.float32),
-        advantages=scatter(np.repeat(advantages, lengths), np.float32),
+        advantages=scatter(
+            advantages if len(advantages) == len(within) else np.repeat(advantages, lengths), np.float32
+        ),
         temperature=scatter(np.repeat(temperature, lengths), np.float32, 1.0),
     )
