@@ -94,8 +94,11 @@ class AlgorithmConfig:
 
     group_size: int = 8
     """Episodes per task instance, G."""
-    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp"] = "grpo"
-    """Baseline and scale, see `rl.advantages`; `reinforce_pp` is the variant with a group baseline."""
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "turn_level"] = "grpo"
+    """Baseline and scale, see `rl.advantages`; `reinforce_pp` is the variant with a group baseline. `turn_level` gives each
+    policy turn what was paid from it on, the others the whole episode the same."""
+    discount: float = 1.0
+    """Of later rewards: per turn with `turn_level`."""
     filter_zero_signal_groups: bool = False
     """Drop groups whose rewards are all equal before a batch is formed (DAPO's dynamic sampling); the penalty
     for length does not count there."""
@@ -162,7 +165,34 @@ class AlgorithmConfig:
                 _require_choice(f"algorithm.{name}", getattr(self, name), kind)
         self._require_what_belongs_together()
 
+    @property
+    def reads_turns(self) -> bool:
+        """Whether what each turn was paid matters, beside an episode's reward."""
+        return self.advantage == "turn_level"
+
     def _require_what_belongs_together(self) -> None:
+        _require_range("algorithm.discount", self.discount, 0, 1)
+        _require(
+            self.reads_turns or self.discount == 1,
+            "algorithm.discount",
+            self.discount,
+            f"1 with algorithm.advantage = {self.advantage}",
+            "An episode's reward as a whole has no time: choose algorithm.advantage = turn_level.",
+        )
+        _require(
+            not (self.reads_turns and self.filter_zero_signal_groups),
+            "algorithm.filter_zero_signal_groups",
+            self.filter_zero_signal_groups,
+            f"false with algorithm.advantage = {self.advantage}",
+            "Groups of equal rewards have a signal there: when they were paid.",
+        )
+        _require(
+            not (self.reads_turns and self.loss == "gspo"),
+            "algorithm.loss",
+            self.loss,
+            f"another one with algorithm.advantage = {self.advantage}",
+            "One ratio per trajectory needs one advantage per trajectory.",
+        )
         coupled = self.loss in ("ppo", "gspo", "cispo")
         _require(
             not coupled or self.correction == "none",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 
@@ -55,6 +56,27 @@ def make_trajectory(
         generation_seconds=0.1,
         environment_seconds=0.2,
         messages="[]",
+    )
+
+
+def with_two_turns(trajectory: Trajectory, *rewards: float) -> Trajectory:
+    """Its third token after the prompt becomes a tool's, between two turns of the policy that were paid so."""
+    (_, own) = trajectory.turns
+    middle = own.start + 2
+    spoken = trajectory.loss_mask & (np.arange(trajectory.num_tokens) != middle)
+    turns = [
+        trajectory.turns[0],
+        Turn(role="policy", start=own.start, end=middle, reward=rewards[0]),
+        Turn(role="tool", start=middle, end=middle + 1),
+        Turn(role="policy", start=middle + 1, end=own.end, reward=rewards[1]),
+    ]
+    return dataclasses.replace(
+        trajectory,
+        turns=turns,
+        reward=sum(rewards),
+        loss_mask=spoken,
+        behavior_logprobs=np.where(spoken, trajectory.behavior_logprobs, 0),
+        token_policy_version=np.where(spoken, trajectory.token_policy_version, -1),
     )
 
 

@@ -82,10 +82,12 @@ def test_columns_of_a_shard_equal_single_trajectories() -> None:
         dataclasses.replace(make_trajectory("h/0", reward=2.0), reward_components={}),
         dataclasses.replace(make_trajectory("h/1", reward=2.0), reward_components={"answer": 0.0, "style": 1.0}),
     ]
-    fast = from_shard("s", decode(encode(trajectories)), incarnation="a0")
+    fast = from_shard("s", decode(encode(trajectories)), incarnation="a0", with_turns=True)
     slow = from_trajectories("s", trajectories, incarnation="a0")
     for field in dataclasses.fields(fast):
         left, right = getattr(fast, field.name), getattr(slow, field.name)
+        if field.name == "turns":
+            continue  # `test_turns`
         if isinstance(left, np.ndarray):
             assert left.dtype == right.dtype, field.name
             np.testing.assert_array_equal(left, right, err_msg=field.name)

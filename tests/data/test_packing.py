@@ -52,17 +52,20 @@ def test_packed_equals_a_loop() -> None:
     advantages, temperature = rng.normal(size=23), rng.uniform(0.5, 2, 23)
     same = rng.random(23) < 0.5
     layout = best_fit(lengths, 20)
-    packed = pack(
-        layout,
-        lengths,
-        tokens=tokens,
-        loss_mask=mask,
-        behavior_logprobs=logprobs,
-        advantages=advantages,
-        temperature=temperature,
-        equal_version=same,
-        num_windows=layout.num_windows + 2,
-        window_tokens=20,
+    packed, by_token = (
+        pack(
+            layout,
+            lengths,
+            tokens=tokens,
+            loss_mask=mask,
+            behavior_logprobs=logprobs,
+            advantages=given,
+            temperature=temperature,
+            equal_version=same,
+            num_windows=layout.num_windows + 2,
+            window_tokens=20,
+        )
+        for given in (advantages, logprobs)
     )
     offset, covered = 0, np.zeros((layout.num_windows + 2, 20), bool)
     for i, length in enumerate(lengths):
@@ -78,6 +81,7 @@ def test_packed_equals_a_loop() -> None:
         assert packed.equal_version[own].tolist() == (expected_mask & same[i]).tolist()
         np.testing.assert_array_equal(packed.behavior_logprobs[own], logprobs[source].astype(np.float32))
         assert (packed.advantages[own] == np.float32(advantages[i])).all()
+        np.testing.assert_array_equal(by_token.advantages[own], logprobs[source].astype(np.float32))
         assert (packed.temperature[own] == np.float32(temperature[i])).all()
         covered[own] = True
         offset += length

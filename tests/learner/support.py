@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,14 @@ import pytest
 
 from tests.data.support import centered, make_group
 from tunix_core.config import RunConfig, load_recipe
+from tunix_core.data.buffer import GroupAdvantages
 from tunix_core.data.packing import PackedArrays
 from tunix_core.errors import CorruptObject
 from tunix_core.learner.loop import Learner
 from tunix_core.learner.trainer import check_leaves
 from tunix_core.storage.store import ObjectStore, open_store
 from tunix_core.storage.trajectory_writer import TrajectoryWriter
+from tunix_core.types import Trajectory
 
 VOCAB = 64
 
@@ -111,6 +113,7 @@ def write_shards(
     version: int = 0,
     per_shard: int = 2,
     incarnation: str = "a0",
+    shaped: Callable[[Trajectory], Trajectory] = lambda trajectory: trajectory,
 ) -> None:
     """Groups `g<first>…`, whole groups per shard, from one writer that ends."""
     writer = TrajectoryWriter(store, actor_id="actor_0_0", incarnation=incarnation)
@@ -120,7 +123,7 @@ def write_shards(
         for number in numbers[start : start + per_shard]:
             lengths = [8 + (number * 3) % 7, 9 + (number * 5) % 6]
             trajectories += make_group(f"g{number:04d}", version=version, lengths=lengths)
-        writer.write(trajectories)
+        writer.write([shaped(trajectory) for trajectory in trajectories])
     writer.close()
 
 
@@ -128,13 +131,20 @@ def initial_weights() -> dict[str, np.ndarray]:
     return {"weights": np.linspace(-1, 1, VOCAB, dtype=np.float32)}
 
 
-def make_learner(store: ObjectStore, config: RunConfig, *, trainer: Any = None, **kwargs: Any) -> Learner:
+def make_learner(
+    store: ObjectStore,
+    config: RunConfig,
+    *,
+    trainer: Any = None,
+    advantages: GroupAdvantages = centered,
+    **kwargs: Any,
+) -> Learner:
     kwargs = {"incarnation": "l0", "log": lambda _: None} | kwargs
     return Learner(
         store,
         config,
         trainer or NumpyTrainer(),
-        centered,
+        advantages,
         policy_zero=initial_weights(),
         reference=initial_weights(),
         **kwargs,
@@ -146,8 +156,8 @@ def open_run(folder: Path) -> ObjectStore:
 
 
 def consumed_ids(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """`(shard, row)` in order of consumption."""
-    return [(g["shard"], row) for record in records for g in record["groups"] for row in g["rows"]]
+    """`(shard, row)` in order of consumption; of the shard its name alone, which does not change with the hour."""
+    return [(PurePosixPath(g["shard"]).name, row) for record in records for g in record["groups"] for row in g["rows"]]
 
 
 class Killed(BaseException):

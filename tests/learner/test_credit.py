@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.data.support import make_rows, make_trajectory
+from tests.data.support import make_rows, make_trajectory, with_two_turns
+from tests.learner.support import make_config
 from tunix_core.config import AlgorithmConfig, load_recipe
+from tunix_core.data.buffer import ReplayBuffer
+from tunix_core.learner.batches import assemble
 from tunix_core.learner.credit import group_advantages
 from tunix_core.rl.advantages import group_relative_advantages
 
@@ -49,6 +53,37 @@ def test_equal_rewards_differ_by_length() -> None:
     wanted = group_relative_advantages(np.array([1.0, 0.75]), ["", ""], ["a", "b"], normalize=True)
     np.testing.assert_allclose(result, wanted)
     assert result[0] > 0 > result[1]
+
+
+@pytest.mark.parametrize("penalty", [False, True])
+def test_turns_of_a_group_through_the_batch(penalty: bool) -> None:
+    """Each token has its turn's advantage, tool tokens none; the last turn also pays for the length."""
+    group = [
+        with_two_turns(make_trajectory("g/0", length=14), 0.5, 1.0),  # 9 policy tokens
+        make_trajectory("g/1", length=9, reward=1.0),  # 5 policy tokens, paid nothing by turn
+        with_two_turns(make_trajectory("g/2", length=11), -1.0, 2.0),  # 6 policy tokens
+    ]
+    options: dict[str, Any] = OVERLONG if penalty else {}
+    config = dataclasses.replace(
+        make_config(), algorithm=AlgorithmConfig(advantage="turn_level", discount=0.5, **options)
+    )
+    rows = make_rows("s", [make_trajectory("x/0", length=7), *group])
+    buffer = ReplayBuffer(
+        group_advantages=group_advantages(config.algorithm), window_tokens=32, max_staleness=1, buffer_bytes=2**20
+    )
+    assert buffer.add(rows) == {}
+    (taken,) = buffer.take(1, 0, max_mean_staleness=9.0).groups or []
+    last = 1.0 - (0.375 if penalty else 0.0)
+    returns = np.array([0.5 + 0.5 * last, last, 0.0, -1.0 + 0.5 * 2.0, 2.0])
+    wanted = (returns - returns.mean()) / (returns.std() + 1e-6)
+    batch = assemble([taken], 0, (4,), config)
+    for i, turns in enumerate(([wanted[0], wanted[1]], [wanted[2]], [wanted[3], wanted[4]])):
+        start = batch.layout.start[i]
+        own = batch.arrays.advantages[batch.layout.window[i], start : start + group[i].num_tokens]
+        spoken = [turn for turn in group[i].turns if turn.role == "policy"]
+        for turn, advantage in zip(spoken, turns, strict=True):
+            np.testing.assert_allclose(own[turn.start : turn.end], advantage, rtol=1e-5, atol=1e-6)
+        assert not own[~group[i].loss_mask].any()
 
 
 def test_a_limit_that_only_the_longest_episode_reaches_is_accepted() -> None:

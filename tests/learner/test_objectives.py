@@ -74,7 +74,11 @@ def test_masked_values_and_empty_windows_are_harmless(case: dict[str, Any]) -> N
         ({"kl_in": "reward", "kl_estimator": "k3", "loss": "gspo", "correction": "none"}, "algorithm.kl_in"),
         ({"loss": "dpo"}, "algorithm.loss"),
         ({"aggregation": "mean"}, "algorithm.aggregation"),
-        ({"advantage": "gae"}, "algorithm.advantage"),
+        ({"advantage": "sarsa"}, "algorithm.advantage"),
+        ({"discount": 0.9}, "algorithm.discount"),
+        ({"advantage": "turn_level", "discount": 1.1}, "algorithm.discount"),
+        ({"advantage": "turn_level", "filter_zero_signal_groups": True}, "algorithm.filter_zero_signal_groups"),
+        ({"advantage": "turn_level", "loss": "gspo", "correction": "none"}, "algorithm.loss"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(case: dict[str, Any], field: str) -> None:

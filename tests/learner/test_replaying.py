@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.data.support import with_two_turns
 from tests.learner.support import NumpyTrainer, initial_weights, make_config, make_learner, write_shards
 from tunix_core.errors import ConfigError
+from tunix_core.learner.credit import group_advantages
 from tunix_core.learner.replaying import first_difference, replay_step
 from tunix_core.storage.checkpoints import CheckpointStore
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.snapshots import SnapshotStore
+from tunix_core.storage.step_records import read_steps
 from tunix_core.storage.store import ObjectStore, open_store
+from tunix_core.types import Trajectory
 
 
 class RememberingTrainer(NumpyTrainer):
@@ -31,6 +35,13 @@ class RememberingTrainer(NumpyTrainer):
         return state, metrics
 
 
+def paid_by_turn(trajectory: Trajectory) -> Trajectory:
+    """0.25 or 1.25 in all, of which 0.25 early on; some have one turn only."""
+    if trajectory.num_tokens % 3 == 0:
+        return trajectory
+    return with_two_turns(trajectory, 0.25, trajectory.reward)
+
+
 @pytest.fixture
 def trained(tmp_path: Path) -> ObjectStore:
     return train(tmp_path)
@@ -40,9 +51,10 @@ def train(folder: Path, **overrides: Any) -> ObjectStore:
     """Six steps, snapshots of all, checkpoints of some: of 2, 4 and 6 those that were not overtaken."""
     store = open_store(str(folder))
     PolicyStore(store).publish(0, initial_weights(), config={}, parent=None, publisher="test", gate={})
-    write_shards(store, 14)
+    config = make_config(**overrides)
+    write_shards(store, 14, shaped=paid_by_turn)
     trainer = RememberingTrainer()
-    make_learner(store, make_config(**overrides), trainer=trainer).run()
+    make_learner(store, config, trainer=trainer, advantages=group_advantages(config.algorithm)).run()
     for version, weights in enumerate(trainer.weights, start=1):
         # A learner passes over a snapshot when the next one is due before it is written.
         SnapshotStore(store).write(version, weights, incarnation="test")
@@ -71,6 +83,14 @@ def test_a_batch_of_several_updates_is_cut_alike(tmp_path: Path) -> None:
     store = train(tmp_path, **options)
     assert all(again(store, step, **options).identical for step in range(1, 7))
     assert not again(store, 6).identical, "the cut matters"
+
+
+def test_turns_with_advantages_of_their_own_come_back(tmp_path: Path) -> None:
+    options = {"algorithm.advantage": "turn_level", "algorithm.discount": 0.5}
+    store = train(tmp_path, **options)
+    assert all(again(store, step, **options).identical for step in range(1, 7))
+    recorded = np.array(read_steps(store, 0)[0]["groups"][0]["advantages"])
+    assert recorded.shape == (2, 2), "trajectories, turns"
 
 
 def test_a_checkpoint_that_is_gone_makes_the_way_longer(trained: ObjectStore) -> None:

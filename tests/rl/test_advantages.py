@@ -12,6 +12,7 @@ from tunix_core.rl.advantages import (
     group_relative_advantages,
     leave_one_out_advantages,
     soft_overlong_penalty,
+    turn_level_advantages,
     turn_returns,
 )
 
@@ -118,6 +119,45 @@ def test_batch_normalized_counts_an_episode_once() -> None:
 def test_turn_returns_are_what_comes_after() -> None:
     np.testing.assert_array_equal(turn_returns([1.0, 0.0, 4.0], discount=0.5), [2.0, 2.0, 4.0])
     np.testing.assert_array_equal(turn_returns([]), [])
+
+
+def test_turn_level_golden() -> None:
+    """Returns 2, 1 and 0: mean 1, deviation sqrt(2/3)."""
+    first, second = turn_level_advantages([np.array([1.5, 1.0]), np.array([0.0])], discount=0.5)
+    assert first.dtype == np.float32
+    np.testing.assert_allclose(first, np.array([1, 0]) / math.sqrt(2 / 3), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(second, [-1 / math.sqrt(2 / 3)], rtol=1e-5)
+
+
+@given(st.lists(st.lists(st.integers(-2, 2), min_size=1, max_size=4), min_size=1, max_size=5), st.floats(0, 1))
+def test_turn_level_as_the_loop_says(rewards: list[list[int]], discount: float) -> None:
+    returns = [
+        [sum(discount ** (j - k) * own[j] for j in range(k, len(own))) for k in range(len(own))] for own in rewards
+    ]
+    every = [value for own in returns for value in own]
+    mean = sum(every) / len(every)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in every) / len(every))
+    found = turn_level_advantages([np.array(own, float) for own in rewards], discount=discount)
+    for own, result in zip(returns, found, strict=True):
+        expected = [(value - mean) / (deviation + 1e-6) if min(every) < max(every) else 0.0 for value in own]
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_paid_at_the_end_of_equally_many_turns_it_is_grpo() -> None:
+    rewards = np.array([1.0, 0.0, 0.0, 1.0, 0.25])
+    whole = group_relative_advantages(rewards, ["g"] * 5, list("abcde"), normalize=True)
+    by_turn = turn_level_advantages([np.array([0.0, 0.0, reward]) for reward in rewards])
+    for advantage, turns in zip(whole, by_turn, strict=True):
+        np.testing.assert_allclose(turns, [advantage] * 3, rtol=1e-6)
+
+
+def test_without_a_difference_a_turn_has_no_signal() -> None:
+    assert turn_level_advantages([]) == []
+    assert [own.tolist() for own in turn_level_advantages([np.array([0.0, 0.3]), np.zeros(0), np.array([0.3])])] == [
+        [0.0, 0.0],
+        [],
+        [0.0],
+    ]
 
 
 def test_the_overlong_penalty_is_a_slope() -> None:

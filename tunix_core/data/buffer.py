@@ -34,8 +34,8 @@ from tunix_core.errors import DataError, ObjectMissing
 from tunix_core.types import RowRef
 
 GroupAdvantages = Callable[[Rows, np.ndarray], np.ndarray]
-"""(a shard's rows, positions [N] of the delivered ones of one group) -> advantages [N]; forks of an episode count
-once."""
+"""(a shard's rows, positions [N] of the delivered ones of one group) -> advantages, as in `Group`; forks of an
+episode count once."""
 FetchRows = Callable[[Sequence[RowRef]], Rows]
 """References into one shard -> these rows. Raises DataError or StoreError when they cannot be read."""
 

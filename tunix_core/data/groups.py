@@ -19,7 +19,8 @@ class Group:
 
     group_id: str
     rows: Rows
-    advantages: np.ndarray  # float32 [G']
+    advantages: np.ndarray
+    """float32 [G'], or [G', most turns] where each policy turn has its own; 0 behind a trajectory's last one."""
     arrival: int
     """Rises with every group that enters the buffer: breaks ties, so that order is determined."""
     num_bytes: int

@@ -12,10 +12,23 @@ from tunix_core.storage.trajectory_reader import ShardRead, TrajectoryReader
 class Ingestion:
     """Owns the reader. One thread calls `poll`; the buffer's `cursors` always match its contents."""
 
-    def __init__(self, store: ObjectStore, buffer: ReplayBuffer, *, vocab_size: int, max_shards: int = 64) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        buffer: ReplayBuffer,
+        *,
+        vocab_size: int,
+        with_turns: bool = False,
+        max_shards: int = 64,
+    ) -> None:
+        """
+        Args:
+            with_turns: the algorithm needs what each turn was paid.
+        """
         self._store = store
         self._buffer = buffer
         self._max_shards = max_shards
+        self._with_turns = with_turns
         self.reader = TrajectoryReader(store, buffer.cursors, vocab_size=vocab_size)
         self.num_shards = 0
 
@@ -33,7 +46,9 @@ class Ingestion:
                 if read.rows is None:
                     self._buffer.add_unreadable(read.key, read.num_bytes)
                     refused.append((read, {}))
-                elif faults := self._buffer.add(from_shard(read.key, read.rows, incarnation=read.incarnation)):
+                    continue
+                rows = from_shard(read.key, read.rows, incarnation=read.incarnation, with_turns=self._with_turns)
+                if faults := self._buffer.add(rows):
                     refused.append((read, faults))
             self._buffer.cursors = self.reader.state()
         # Written after the fact: a crash in between reads the shard again, and refuses it again.

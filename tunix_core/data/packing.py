@@ -109,7 +109,8 @@ def pack(
         layout: of N trajectories.
         lengths: [N].
         tokens, loss_mask, behavior_logprobs: [sum of lengths], the trajectories one after another.
-        advantages, temperature: [N].
+        advantages: [N], or [sum of lengths] where they differ within a trajectory.
+        temperature: [N].
         equal_version: bool [N], trajectories whose every policy token has the clock's own version; None: not known of any.
         num_windows: of the arrays, at least `layout.num_windows`.
         window_tokens: W.
@@ -158,7 +159,8 @@ def pack(
         segment_ids=spread(_rank_in_window(layout), np.int32),
         loss_mask=mask,
         behavior_logprobs=gather(behavior_logprobs, np.float32),
-        advantages=spread(advantages, np.float32),
+        # Of as many tokens as trajectories, each trajectory has one: both readings agree.
+        advantages=(gather if len(advantages) == len(tokens) else spread)(advantages, np.float32),
         temperature=spread(temperature, np.float32, 1.0),
         equal_version=mask & spread(same, np.bool_),
     )

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tunix_core import paths
+from tunix_core.data import turns
+from tunix_core.data.turns import PolicyTurns
 from tunix_core.storage.shards import ShardRows, content_hash
 from tunix_core.storage.store import ObjectStore
 from tunix_core.storage.trajectory_reader import RowReader
@@ -41,6 +43,8 @@ class Rows:
     successes: np.ndarray  # float32 [R] 1 where the task was solved
     faults: Mapping[int, str]
     """Row number within the shard -> why the row must not be trained on."""
+    turns: PolicyTurns | None = None
+    """None where nobody asked for them."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -76,21 +80,31 @@ class Rows:
             rewards=self.rewards[rows],
             successes=self.successes[rows],
             faults={row: why for row, why in self.faults.items() if row in set(self.index[rows].tolist())},
+            turns=None if self.turns is None else self.turns.take(rows),
         )
 
     @property
     def num_bytes(self) -> int:
         """Memory that the arrays hold."""
-        return sum(
+        arrays = sum(
             value.nbytes
             for value in (getattr(self, f.name) for f in dataclasses.fields(self))
             if isinstance(value, np.ndarray)
         )
+        return arrays + (0 if self.turns is None else self.turns.num_bytes)
 
 
-def from_shard(shard: str, rows: ShardRows, *, incarnation: str) -> Rows:
-    """The columns of a decoded shard; views where every row is sound."""
+def from_shard(shard: str, rows: ShardRows, *, incarnation: str, with_turns: bool = False) -> Rows:
+    """The columns of a decoded shard; views where every row is sound.
+
+    Args:
+        with_turns: read the policy's turns too; a row whose turns cannot be trained on is a fault then.
+    """
     offsets, tokens = rows.ragged("tokens")
+    loss_mask, faults, found = _aligned(rows, "loss_mask", offsets), rows.faults, None
+    if with_turns:
+        found = turns.of_shard(rows)
+        faults = turns.find_faults(found, loss_mask, offsets) | faults
     answers, rewards = rows.component(SUCCESS_COMPONENT), rows.column("reward")
     return Rows(
         shard=shard,
@@ -103,14 +117,15 @@ def from_shard(shard: str, rows: ShardRows, *, incarnation: str) -> Rows:
         content_hashes=rows.column("content_hash").tolist(),
         offsets=offsets.astype(np.int64),
         tokens=tokens,
-        loss_mask=_aligned(rows, "loss_mask", offsets),
+        loss_mask=loss_mask,
         behavior_logprobs=_aligned(rows, "behavior_logprobs", offsets),
         version_min=rows.column("policy_version_min").astype(np.int64),
         version_max=rows.column("policy_version_max").astype(np.int64),
         temperature=rows.column("temperature").astype(np.float32),
         rewards=rewards.astype(np.float32),
         successes=(np.where(np.isnan(answers), rewards, answers) >= 1.0).astype(np.float32),
-        faults=rows.faults,
+        faults=faults,
+        turns=found,
     )
 
 
@@ -165,6 +180,7 @@ def from_trajectories(
         rewards=np.array([t.reward for t in trajectories], np.float32),
         successes=np.array([_is_success(t) for t in trajectories], np.float32),
         faults=dict(faults or {}),
+        turns=turns.of_trajectories(trajectories),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,16 +11,20 @@ from tunix_core.config import AlgorithmConfig
 from tunix_core.data.buffer import GroupAdvantages
 from tunix_core.data.groups import Group
 from tunix_core.data.rows import Rows
+from tunix_core.data.turns import PolicyTurns, spread
 from tunix_core.rl.advantages import (
     batch_normalized,
     group_relative_advantages,
     leave_one_out_advantages,
     soft_overlong_penalty,
+    turn_level_advantages,
 )
 
 
 def group_advantages(algorithm: AlgorithmConfig) -> GroupAdvantages:
-    """The advantages of one group's trajectories, float32."""
+    """The advantages of one group's trajectories, or of their turns."""
+    if algorithm.advantage == "turn_level":
+        return functools.partial(_turn_advantages, algorithm)
 
     def advantages(rows: Rows, members: np.ndarray) -> np.ndarray:
         episode_ids = [rows.episode_ids[i] for i in members]
@@ -31,6 +36,25 @@ def group_advantages(algorithm: AlgorithmConfig) -> GroupAdvantages:
         return group_relative_advantages(rewards, one_group, episode_ids, normalize=normalize)
 
     return advantages
+
+
+def _turn_advantages(algorithm: AlgorithmConfig, rows: Rows, members: np.ndarray) -> np.ndarray:
+    """float32 [N, most turns]"""
+    turns, rewards = turn_rewards(algorithm, rows, members)
+    own = np.split(rewards, turns.offsets[1:-1])
+    found = np.zeros((len(members), max(1, int(np.diff(turns.offsets).max(initial=0)))), np.float32)
+    found[turns.row, turns.number] = np.concatenate(turn_level_advantages(own, discount=algorithm.discount))
+    return found
+
+
+def turn_rewards(algorithm: AlgorithmConfig, rows: Rows, members: np.ndarray) -> tuple[PolicyTurns, np.ndarray]:
+    """The policy turns of whole episodes, and float32 [K] what each is paid: the last one also for the length."""
+    assert rows.turns is not None, "AlgorithmConfig.reads_turns says what is read"
+    turns = rows.turns.take(members)
+    rewards = turns.rewards.copy()
+    speaking = np.diff(turns.offsets) > 0
+    rewards[turns.offsets[1:][speaking] - 1] += overlong_penalties(algorithm, rows, members)[speaking]
+    return turns, rewards
 
 
 def overlong_penalties(algorithm: AlgorithmConfig, rows: Rows, members: np.ndarray) -> np.ndarray:
@@ -49,9 +73,18 @@ def overlong_penalties(algorithm: AlgorithmConfig, rows: Rows, members: np.ndarr
 
 
 def batch_advantages(groups: Sequence[Group], algorithm: AlgorithmConfig) -> np.ndarray:
-    """float32 [trajectories]: those of the groups, against the batch where the algorithm says so."""
+    """float32 [trajectories] or [tokens]: those of the groups, against the batch where the algorithm says so."""
+    if algorithm.advantage == "turn_level":
+        return np.concatenate([_of_tokens(group) for group in groups])
     advantages = np.concatenate([g.advantages for g in groups])
     if algorithm.advantage != "reinforce_pp":
         return advantages
     group_ids = [g.group_id for g in groups for _ in g.advantages]
     return batch_normalized(advantages, group_ids, [name for g in groups for name in g.rows.episode_ids])
+
+
+def _of_tokens(group: Group) -> np.ndarray:
+    """float32 [tokens of the group]: a turn's advantage at each of its tokens."""
+    turns = group.rows.turns
+    assert turns is not None, "AlgorithmConfig.reads_turns says what is read"
+    return spread(turns, group.advantages[turns.row, turns.number], group.rows.offsets)

@@ -176,9 +176,17 @@ class Learner:
     def _start_ingestion(self) -> None:
         """Only behind the last step record: rows of a step to be replayed must not be judged by an older clock."""
         if self._ingestion is None:
-            ingestion = Ingestion(self._store, self._buffer, vocab_size=self._config.model.vocab_size)
+            ingestion = self._make_ingestion()
             self._ingestion = IngestionThread(ingestion)
             self._ingestion.worker.start()
+
+    def _make_ingestion(self) -> Ingestion:
+        return Ingestion(
+            self._store,
+            self._buffer,
+            vocab_size=self._config.model.vocab_size,
+            with_turns=self._config.algorithm.reads_turns,
+        )
 
     def _start_preparation(self) -> None:
         assert self._ingestion is not None
@@ -376,7 +384,7 @@ class Learner:
 
     def _read_the_rest(self) -> None:
         """What is there when the last step is done belongs into the ledger; what comes later was never read."""
-        ingestion = Ingestion(self._store, self._buffer, vocab_size=self._config.model.vocab_size)
+        ingestion = self._make_ingestion()
         deadline = time.monotonic() + _READ_THE_REST_SECONDS
         while ingestion.poll() and time.monotonic() < deadline:
             pass

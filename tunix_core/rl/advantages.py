@@ -92,6 +92,28 @@ def turn_returns(turn_rewards: Sequence[float] | np.ndarray, discount: float = 1
     return returns
 
 
+def turn_level_advantages(
+    turn_rewards: Sequence[np.ndarray], *, discount: float = 1.0, epsilon: float = 1e-6
+) -> list[np.ndarray]:
+    """A_ik = (G_ik - mean) / (std + epsilon), G_ik the return from turn k on, over all turns of a group.
+
+    As GRPO's process supervision (arXiv:2402.03300, section 4.1.3), which pays what comes after a step, with one
+    departure: returns are centred, not rewards. Centred rewards would charge for every further turn, or pay for it.
+
+    Args:
+        turn_rewards: of each trajectory of one group, `[turns]`.
+        discount: per turn.
+
+    Returns:
+        float32 `[turns]` of each; zeros where all returns are equal.
+    """
+    returns = [turn_returns(rewards, discount) for rewards in turn_rewards]
+    every = np.concatenate([np.zeros(0), *returns])
+    if not len(every) or np.ptp(every) == 0:
+        return [np.zeros(len(own), np.float32) for own in returns]
+    return [((own - every.mean()) / (every.std() + epsilon)).astype(np.float32) for own in returns]
+
+
 def soft_overlong_penalty(num_tokens: np.ndarray, limit_tokens: int, buffer_tokens: int) -> np.ndarray:
     """0 up to limit - buffer, then falling linearly to -1 at the limit, -1 beyond (DAPO, arXiv:2503.14476, eq. 13).
 
