@@ -77,13 +77,23 @@ def hidden_states(
     return final_norm(config, params)(x)
 
 
+MAX_CHUNK_TOKENS = 1024
+MAX_CHUNK_LOGITS = 2**25
+"""128 MiB in float32: a wide vocabulary takes fewer tokens at a time."""
+
+
+def default_chunk_tokens(vocab_size: int) -> int:
+    """How many tokens are projected at a time: 1,024, fewer above a vocabulary of 32,768."""
+    return max(1, min(MAX_CHUNK_TOKENS, MAX_CHUNK_LOGITS // vocab_size))
+
+
 def token_logprobs(
     params: Params,
     config: ModelConfig,
     hidden: jax.Array,
     targets: jax.Array,
     temperature: jax.Array | float,
-    chunk_tokens: int = 1024,
+    chunk_tokens: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Log probability of each target and entropy of its distribution, at the sampling temperature.
 
@@ -94,13 +104,14 @@ def token_logprobs(
         hidden: `[B, T, D]`; entry t must be the state that predicts `targets[:, t]`.
         targets: int32 `[B, T]`.
         temperature: scalar or `[B, T]`; logits are divided by it.
+        chunk_tokens: by default `default_chunk_tokens` of the vocabulary.
 
     Returns:
         logprobs `[B, T]`, entropy `[B, T]` in nats (a diagnostic: no gradient flows through it).
     """
     shape = targets.shape
     num_tokens = targets.size
-    chunk = min(chunk_tokens, num_tokens)
+    chunk = min(chunk_tokens or default_chunk_tokens(config.vocab_size), num_tokens)
     num_chunks = -(-num_tokens // chunk)
     spare = num_chunks * chunk - num_tokens
 
