@@ -28,11 +28,14 @@ SEED ?= 0
 STORE ?= local
 BENCH ?= learner_feed
 BENCH_ARGS ?=
+PEERS := .venv-peers
+# Say `--extra-index-url https://download.pytorch.org/whl/cpu` to leave out torch's GPU libraries.
+PEERS_PIP_ARGS ?=
 TEST_ARGS ?=
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help install demo up down test chaos lint format bench docs-check lock clean
+.PHONY: help install demo up down test chaos lint format bench bench-peers docs-check lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -75,6 +78,13 @@ format: install  ## Rewrite the files as `make lint` wants them.
 
 bench: install  ## One measurement: BENCH=learner_feed BENCH_ARGS="--run URI --quick --check".
 	$(BIN)/python -m tests.benchmarks.$(BENCH) $(BENCH_ARGS)
+
+bench-peers: $(PEERS)/.installed  ## The environment of google-tunix and PyTorch in .venv-peers, for BENCH=learner.
+
+$(PEERS)/.installed: tests/benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet $(PEERS_PIP_ARGS) -r $<
+	@touch $@
 
 docs-check: install  ## Links and commands named in README and CONTRIBUTING exist.
 	$(BIN)/python -m pytest -q tests/test_docs.py

@@ -83,8 +83,8 @@ class ModelConfig:
     """How packed windows attend, see `models.attention`; `auto` chooses by device and window."""
     remat: Literal["none", "layer", "matmuls"] = "none"
     """What the backward pass computes again: nothing, each layer whole, or each layer but its matrix products."""
-    logprob_chunk_tokens: int = 1024
-    """Tokens whose logits exist at a time."""
+    logprob_chunk_tokens: int = 0
+    """Tokens whose logits exist at a time; 0: as the vocabulary allows, at most 1,024."""
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "model_width", "num_layers", "num_heads", "num_kv_heads", "head_width"):
@@ -94,7 +94,7 @@ class ModelConfig:
                 require_choice(f"model.{name}", getattr(self, name), kind)
         require_range("model.mlp_width", self.mlp_width, 1)
         require_range("model.norm_epsilon", self.norm_epsilon, 0)
-        require_range("model.logprob_chunk_tokens", self.logprob_chunk_tokens, 1)
+        require_range("model.logprob_chunk_tokens", self.logprob_chunk_tokens, 0)
         for field in ("attention_softcap", "logit_softcap", "query_scale_width", "local_rope_theta"):
             require_range(f"model.{field}", getattr(self, field), 0)
         require(

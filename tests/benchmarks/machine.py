@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import time
 from pathlib import Path
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "pyarrow")
@@ -31,3 +32,22 @@ def _cpu_model() -> str:
 def print_description() -> None:
     for name, value in describe().items():
         print(f"{name:14} {value}")
+
+
+class OtherLoad:
+    """CPUs that other processes used since its construction."""
+
+    def __init__(self) -> None:
+        self._busy = _busy_cpu_seconds()
+        self._started = time.monotonic()
+
+    def cpus(self, own_cpu_seconds: float) -> float:
+        """Mean since construction, without `own_cpu_seconds`."""
+        spent = _busy_cpu_seconds() - self._busy - own_cpu_seconds
+        return max(0.0, spent / (time.monotonic() - self._started))
+
+
+def _busy_cpu_seconds() -> float:
+    """Of the whole machine since boot: user, nice, system, interrupts and what the host took."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

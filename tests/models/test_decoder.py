@@ -140,6 +140,12 @@ def test_logprobs_and_entropy_equal_float64_oracle(chunk_tokens: int) -> None:
             np.testing.assert_allclose(values[row], reference, atol=2e-5, rtol=0)
 
 
+def test_wide_vocabularies_take_smaller_chunks() -> None:
+    assert decoder.default_chunk_tokens(2048) == decoder.default_chunk_tokens(32_768) == 1024
+    assert decoder.default_chunk_tokens(131_072) == 256
+    assert decoder.default_chunk_tokens(2**30) == 1
+
+
 def test_scalar_temperature_is_every_token_s() -> None:
     hidden = np.random.default_rng(0).normal(size=(1, 5, TINY.model_width)).astype(np.float32)
     targets = np.arange(5, dtype=np.int32)[None]

@@ -115,6 +115,16 @@ def head_logits(params: Params, config: ModelConfig, states: jax.Array) -> jax.A
     return cap * jnp.tanh(logits / cap) if cap else logits
 
 
+MAX_CHUNK_TOKENS = 1024
+MAX_CHUNK_LOGITS = 2**25
+"""128 MiB in float32: a wide vocabulary takes fewer tokens at a time."""
+
+
+def default_chunk_tokens(vocab_size: int) -> int:
+    """How many tokens are projected at a time: 1,024, fewer above a vocabulary of 32,768."""
+    return max(1, min(MAX_CHUNK_TOKENS, MAX_CHUNK_LOGITS // vocab_size))
+
+
 def token_logprobs(
     params: Params,
     config: ModelConfig,
@@ -137,7 +147,7 @@ def token_logprobs(
     """
     shape = targets.shape
     num_tokens = targets.size
-    chunk = min(config.logprob_chunk_tokens, num_tokens)
+    chunk = min(config.logprob_chunk_tokens or default_chunk_tokens(config.vocab_size), num_tokens)
     num_chunks = -(-num_tokens // chunk)
     spare = num_chunks * chunk - num_tokens
 
