@@ -31,6 +31,9 @@ _LLAMA3 = {
 }
 _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 7}
 
+PROMPT = "<|im_start|>user\nWhat is 1234 + 56?  It's a café's\tbill, isn't it?<|im_end|>\n<|im_start|>assistant\n"
+"""What the tokenizers are compared on."""
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama3": {"model_type": "llama", "rope_theta": 500_000.0, "rope_scaling": _LLAMA3},
     "llama3_tied": {"model_type": "llama", "rope_theta": 10_000.0, "tie_word_embeddings": True},

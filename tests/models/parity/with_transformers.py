@@ -20,8 +20,7 @@ import transformers
 from safetensors.numpy import save_file
 
 from tests.models.parity import families
-
-PROMPT = "<|im_start|>user\nWhat is 1234 + 56?  It's a café's\tbill, isn't it?<|im_end|>\n<|im_start|>assistant\n"
+from tests.models.parity.families import PROMPT
 
 
 def _logits(model: Any, tokens: np.ndarray) -> np.ndarray:
