@@ -21,7 +21,6 @@ from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.run_directory import read_run
 from tunix_core.storage.shards import ShardRows, decode
 from tunix_core.storage.store import ObjectStore, open_store
-from tunix_core.tokenizer import ByteTokenizer
 from tunix_core.types import LEDGER_CLASSES, Trajectory
 
 
@@ -108,9 +107,9 @@ def show_trajectory(store: ObjectStore, console: Console, trajectory_id: str) ->
 
 
 def _show(trajectory: Trajectory, console: Console) -> None:
-    tokenizer = ByteTokenizer()
-    for turn in trajectory.turns:
-        said = tokenizer.decode([t for t in trajectory.tokens[turn.start : turn.end].tolist() if t < 256])
+    # One message per turn; marks of the chat template belong to turns and to no message.
+    for turn, message in zip(trajectory.turns, json.loads(trajectory.messages), strict=True):
+        said = message["content"]
         is_policy = turn.role == "policy"
         text = Text(f"{turn.role:7}", style="dim")
         text.append(said, style="bold cyan" if is_policy else "")

@@ -11,36 +11,78 @@ figure of its own beside the model's operations.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from tunix_core.config import ModelConfig
+from tunix_core.model_config import ModelConfig
 
 BACKWARD = 2
-"""Backward passes cost so many forward passes: a product's two gradients are a product each."""
+"""Backward passes cost so many forward passes: a product's two gradients are a product each. A frozen weight
+has one: under adapters the base's products go back once."""
 
 
-def causal_pairs(lengths: np.ndarray) -> int:
-    """(query, key) pairs that causal attention within segments of `lengths` [N] needs: n (n + 1) / 2 each."""
+def causal_pairs(lengths: np.ndarray, visible_tokens: int = 0) -> int:
+    """(query, key) pairs that causal attention within segments needs.
+
+    Args:
+        lengths: int [N], of the segments.
+        visible_tokens: how far a query sees, its own token included; 0: its whole segment.
+    """
     lengths = np.asarray(lengths, np.int64)
-    return int((lengths * (lengths + 1) // 2).sum())
+    seen = np.minimum(lengths, visible_tokens) if visible_tokens else lengths
+    return int((seen * (seen + 1) // 2 + (lengths - seen) * seen).sum())
 
 
-def forward_flops(config: ModelConfig, num_tokens: int, num_pairs: int) -> int:
-    """Of one pass over tokens of which `num_pairs` (query, key) pairs attend."""
+class _Products(NamedTuple):
+    """Multiply-adds of one token's pass through the products with weights."""
+
+    base: int
+    adapters: int
+
+
+def _products(config: ModelConfig) -> _Products:
+    width = config.model_width
     heads, kv_heads = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
-    projections = config.model_width * (heads + 2 * kv_heads) + heads * config.model_width
-    mlp = 3 * config.model_width * config.mlp_width
-    head = config.model_width * config.vocab_size
-    per_token = 2 * (config.num_layers * (projections + mlp) + head)
-    per_pair = 2 * 2 * heads * config.num_layers  # scores, and the mixture of values
-    return num_tokens * per_token + num_pairs * per_pair
+    shapes = {
+        "query": (width, heads),
+        "key": (width, kv_heads),
+        "value": (width, kv_heads),
+        "output": (heads, width),
+        "gate": (width, config.mlp_width),
+        "up": (width, config.mlp_width),
+        "down": (config.mlp_width, width),
+    }
+    active = config.experts_per_token or 1
+    layer = sum(
+        rows * columns * (active if name in ("gate", "up", "down") else 1) for name, (rows, columns) in shapes.items()
+    )
+    layer += width * config.num_experts  # the router
+    low_rank = sum(config.lora_rank * sum(shapes[name]) for name in config.lora_targets)
+    return _Products(config.num_layers * layer + width * config.vocab_size, config.num_layers * low_rank)
+
+
+def attention_flops(config: ModelConfig, lengths: np.ndarray) -> int:
+    """Of one forward pass: scores, and the mixture of values."""
+    num_local = sum(config.is_local(layer) for layer in range(config.num_layers))
+    pairs = (config.num_layers - num_local) * causal_pairs(lengths)
+    pairs += num_local * causal_pairs(lengths, config.sliding_window)
+    return 2 * 2 * config.num_heads * config.head_width * pairs
+
+
+def product_flops(config: ModelConfig, num_tokens: int) -> int:
+    """Of one forward pass: all products with weights, those of adapters included."""
+    return 2 * num_tokens * sum(_products(config))
 
 
 def update_flops(config: ModelConfig, lengths: np.ndarray) -> int:
     """Model FLOPs of one update on trajectories of `lengths` [N]: forward and backward, nothing twice."""
-    return (1 + BACKWARD) * reference_flops(config, lengths)
+    products, num_tokens = _products(config), int(np.sum(lengths))
+    of_base = (1 if config.lora_rank else BACKWARD) + 1
+    weights = 2 * num_tokens * (of_base * products.base + (1 + BACKWARD) * products.adapters)
+    return weights + (1 + BACKWARD) * attention_flops(config, lengths)
 
 
 def reference_flops(config: ModelConfig, lengths: np.ndarray) -> int:
-    """Of the pass that gives the reference's log probabilities: forward only, no model FLOPs."""
-    return forward_flops(config, int(np.sum(lengths)), causal_pairs(lengths))
+    """Of the pass that gives the reference's log probabilities: forward only, no model FLOPs, no adapters."""
+    return product_flops(config.base(), int(np.sum(lengths))) + attention_flops(config, lengths)
