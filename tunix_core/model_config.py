@@ -79,7 +79,7 @@ class ModelConfig:
 
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of activations and of the weights as they are used; master weights, norms, softmax and losses are float32."""
-    attention: Literal["auto", "dense", "blocks", "segments"] = "auto"
+    attention: Literal["auto", "dense", "blocks", "segments", "pallas"] = "auto"
     """How packed windows attend, see `models.attention`; `auto` chooses by device and window."""
     remat: Literal["none", "layer", "matmuls"] = "none"
     """What the backward pass computes again: nothing, each layer whole, or each layer but its matrix products."""

@@ -15,6 +15,7 @@ K = 1 those are the current ones and the pass is not compiled.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ from tunix_core.learner.objectives import (
     proximal_logprobs,
     supervised_objective,
 )
+from tunix_core.model_config import ModelConfig
 from tunix_core.models.parameters import Params, abstract_parameters, trained_parameters
 
 Proximal = Callable[[Params, Params, Batch], Any]
@@ -361,19 +363,37 @@ class TrainStep:
         return self._executable(state, reference, batch, jax.device_put(divisors, self._replicated))
 
 
+def attention_for(model: ModelConfig, mesh: Mesh) -> ModelConfig:
+    """The model with the attention backend that the mesh's devices take.
+
+    Raises:
+        ConfigError: Pallas kernels are asked for on devices that are no TPUs.
+    """
+    platform = mesh.devices.flat[0].platform
+    if model.attention == "pallas" and platform != "tpu":
+        raise ConfigError(
+            "model.attention", model.attention, f"auto, dense, blocks or segments on {platform}", "Leave it at auto."
+        )
+    if model.attention == "auto" and platform == "tpu":
+        return dataclasses.replace(model, attention="pallas")
+    return model
+
+
 def make_train_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     """Reinforcement learning: the run's algorithm and optimizer."""
+    model = attention_for(config.model, mesh)
     return TrainStep(
         config,
         mesh,
-        objective=policy_objective(config.model, config.algorithm),
+        objective=policy_objective(model, config.algorithm),
         optimizer=make_optimizer(config.optimizer),
         num_updates=config.learner.updates_per_batch,
-        proximal=proximal_logprobs(config.model),
+        proximal=proximal_logprobs(model),
     )
 
 
 def make_supervised_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     """The warm start: cross entropy, at the warm start's learning rate."""
     optimizer = OptimizerConfig(learning_rate=config.warm_start.learning_rate)
-    return TrainStep(config, mesh, objective=supervised_objective(config.model), optimizer=make_optimizer(optimizer))
+    objective = supervised_objective(attention_for(config.model, mesh))
+    return TrainStep(config, mesh, objective=objective, optimizer=make_optimizer(optimizer))

@@ -5,7 +5,9 @@
 | dense | one `[T, T]` mask | everything; the oracle of the others |
 | blocks | static query blocks against the keys up to their end | the causal half |
 | segments | loops over key blocks between the segment's start and the diagonal | blocks that a segment touches |
+| pallas | the same as TPU kernels, see `pallas_attention` | blocks that a segment touches |
 
+`auto` is `segments` or, in short windows, `blocks`; a step on a TPU mesh takes `pallas` in its place.
 All give the same numbers at real tokens; padding gets arbitrary finite ones. `segments` holds no array
 of T x T, forward or backward: the flash recurrence (Dao et al., arXiv:2205.14135) with loop bounds
 from the data. On CPU it wins from windows of 256 tokens on.
@@ -17,7 +19,6 @@ the cache and in the packed path alike: each (row, kv head) is then one plain ma
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -25,8 +26,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-MASKED_SCORE = -1e30
-"""Finite, so that a query that may see nothing (padding) still gets finite numbers."""
+from tunix_core.models import pallas_attention
+from tunix_core.models.scores import MASKED_SCORE, Scores, as_varying
 
 SEGMENTS_FROM_TOKENS = 256
 """Windows from this size on take the segment-skipping backend by default."""
@@ -34,27 +35,7 @@ SEGMENTS_FROM_TOKENS = 256
 Mix = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 """(query [B,T,H,E], key [B,T,K,E], value [B,T,K,E]) -> (mixed [B,T,H,E], memory): how tokens see each other."""
 
-Backend = Literal["auto", "dense", "blocks", "segments"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Scores:
-    """How scores are made of query and key."""
-
-    scale: float
-    softcap: float = 0.0
-    """s becomes cap * tanh(s / cap); 0: off."""
-
-    def __call__(self, query: jax.Array, keys: jax.Array) -> jax.Array:
-        """`[..., Q, E], [..., E, S]` -> float32 `[..., Q, S]`."""
-        scores = jnp.matmul(query, keys, preferred_element_type=jnp.float32) * self.scale
-        return self.softcap * jnp.tanh(scores / self.softcap) if self.softcap else scores
-
-    def raw_cotangent(self, cotangent: jax.Array, scores: jax.Array) -> jax.Array:
-        """The cotangent of `query @ keys` from that of the scores it gave."""
-        if self.softcap:
-            cotangent = cotangent * (1 - (scores / self.softcap) ** 2)
-        return cotangent * self.scale
+Backend = Literal["auto", "dense", "blocks", "segments", "pallas"]
 
 
 def grouped(x: jax.Array, num_kv: int) -> jax.Array:
@@ -109,11 +90,13 @@ def packed_mix(
         backend: see the module.
         visible_tokens: int [], how many tokens back a query sees, its own included; None: its whole segment.
     """
+    num_tokens = segment_ids.shape[1]
     if backend == "auto":
-        backend = "segments" if segment_ids.shape[1] >= SEGMENTS_FROM_TOKENS else "blocks"
+        backend = "segments" if num_tokens >= SEGMENTS_FROM_TOKENS else "blocks"
     if backend == "segments":
         return _segment_mix(segment_ids, scores, visible_tokens)
-    num_tokens = segment_ids.shape[1]
+    if backend == "pallas":
+        return _pallas_mix(segment_ids, scores, visible_tokens)
     return _block_mix(segment_ids, scores, visible_tokens, num_tokens if backend == "dense" else 128)
 
 
@@ -153,6 +136,36 @@ def _block_mix(segment_ids: jax.Array, scores: Scores, visible_tokens: jax.Array
 # ---- segments ----------------------------------------------------------------------------------
 
 
+def _pallas_mix(segment_ids: jax.Array, scores: Scores, visible_tokens: jax.Array | None) -> Mix:
+    num_tokens = segment_ids.shape[1]
+    block = min(512, -(-num_tokens // pallas_attention.LANES) * pallas_attention.LANES)
+    layout, spare = _layout(segment_ids, visible_tokens, block)
+    attend_packed = functools.partial(pallas_attention.attend_packed, layout=layout, scores=scores, block=block)
+
+    def mix(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, None]:
+        padded = (jnp.pad(x, [(0, 0), (0, spare), (0, 0), (0, 0)]) for x in (query, key, value))
+        # Decided when the program is lowered, so also for a TPU that is only described.
+        mixed = jax.lax.platform_dependent(
+            *padded, tpu=attend_packed, default=functools.partial(attend_packed, interpret=True)
+        )
+        return mixed[:, :num_tokens], None
+
+    return mix
+
+
+def _layout(
+    segment_ids: jax.Array, visible_tokens: jax.Array | None, block: int
+) -> tuple[pallas_attention.Layout, int]:
+    """Padded to whole blocks, and by how many tokens."""
+    num_rows, num_tokens = segment_ids.shape
+    spare = -num_tokens % block
+    ids = jnp.pad(segment_ids, [(0, 0), (0, spare)])
+    visible = jnp.int32(num_tokens + spare) if visible_tokens is None else visible_tokens.astype(jnp.int32)
+    visible = as_varying(jnp.broadcast_to(visible, (num_rows,)), ids)
+    first, last = jax.vmap(functools.partial(_block_bounds, block=block))(ids, visible)
+    return pallas_attention.Layout(ids, first, last, visible), spare
+
+
 class _Row(NamedTuple):
     """One window in blocks of C tokens, N of them."""
 
@@ -170,11 +183,8 @@ def _segment_mix(
 ) -> Mix:
     num_tokens = segment_ids.shape[1]
     block = min(block_tokens, num_tokens)
-    spare = -num_tokens % block
-    ids = jnp.pad(segment_ids, [(0, 0), (0, spare)])
-    visible = jnp.int32(num_tokens + spare) if visible_tokens is None else visible_tokens.astype(jnp.int32)
-    visible = _as_varying(jnp.broadcast_to(visible, (segment_ids.shape[0],)), ids)
-    first, last = jax.vmap(functools.partial(_block_bounds, block=block))(ids, visible)
+    layout, spare = _layout(segment_ids, visible_tokens, block)
+    ids = layout.segment_ids
     blocked_ids = ids.reshape(ids.shape[0], -1, block)
 
     def mix(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, None]:
@@ -191,9 +201,9 @@ def _segment_mix(
             keys=blocked(key).transpose(0, 1, 3, 4, 2),
             values=blocked(value).transpose(0, 1, 3, 2, 4),
             segments=blocked_ids,
-            first=first,
-            last=last,
-            visible_tokens=visible,
+            first=layout.first,
+            last=layout.last,
+            visible_tokens=layout.visible_tokens,
         )
         mixed = jax.lax.map(lambda one: _attend_row(scores, *one), row)  # [B, N, K, G C, E]
         mixed = mixed.reshape(rows, -1, num_kv, heads // num_kv, block, width).transpose(0, 1, 4, 2, 3, 5)
@@ -217,12 +227,6 @@ def _block_bounds(segment_ids: jax.Array, visible_tokens: jax.Array, *, block: i
     first = jnp.where(segment_ids[heads] == 0, number, first)
     last = jnp.where(segment_ids[tails] == 0, number, last)
     return first.astype(jnp.int32), last.astype(jnp.int32)
-
-
-def _as_varying(x: jax.Array, like: jax.Array) -> jax.Array:
-    """`x` varying over the mesh axes that `like` varies over: what a loop carry under `shard_map` must match."""
-    missing = jax.typeof(like).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
-    return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
 
 
 def _block_scores(
@@ -274,7 +278,7 @@ def _attend_row_forward(scores: Scores, *fields: jax.Array) -> tuple[jax.Array, 
             jnp.zeros((num_kv, rows), jnp.float32),
             jnp.zeros((num_kv, rows, width), jnp.float32),
         )
-        start = jax.tree.map(lambda x: _as_varying(x, query), start)
+        start = jax.tree.map(lambda x: as_varying(x, query), start)
         highest, total, mixed = jax.lax.fori_loop(row.first[i], i + 1, body, start)
         return (mixed / total[..., None]).astype(values_type), highest + jnp.log(total)
 
@@ -306,11 +310,11 @@ def _attend_row_backward(scores: Scores, saved: tuple[Any, ...], cotangent: jax.
             return keys_bar, values_bar, query_bar.at[i].add(more)
 
         zeros = (jnp.zeros(row.keys.shape[1:], jnp.float32), jnp.zeros(row.values.shape[1:], jnp.float32))
-        zeros = jax.tree.map(lambda x: _as_varying(x, row.query), zeros)
+        zeros = jax.tree.map(lambda x: as_varying(x, row.query), zeros)
         keys_bar, values_bar, query_bar = jax.lax.fori_loop(j, row.last[j] + 1, body, (*zeros, query_bar))
         return query_bar, (keys_bar, values_bar)
 
-    start = _as_varying(jnp.zeros(row.query.shape, jnp.float32), row.query)
+    start = as_varying(jnp.zeros(row.query.shape, jnp.float32), row.query)
     query_bar, (keys_bar, values_bar) = jax.lax.scan(key_block, start, jnp.arange(num_blocks))
     return (
         query_bar.astype(row.query.dtype),
