@@ -55,6 +55,15 @@ def test_toml_file_is_a_recipe(tmp_path) -> None:
         ({"algorithm.group_size": 999}, "actor.num_slots"),
         ({"actor.context_tokens": 4096}, "actor.context_tokens"),
         ({"actor.min_actors": 99}, "actor.min_actors"),
+        (
+            {
+                "algorithm.advantage": "gae",
+                "algorithm.loss": "vtrace",
+                "algorithm.correction": "none",
+                "learner.updates_per_batch": 2,
+            },
+            "learner.updates_per_batch",
+        ),
         ({"algorithm.overlong_limit_tokens": 9}, "algorithm.overlong_limit_tokens"),
         ({"algorithm.overlong_buffer_tokens": 9}, "algorithm.overlong_buffer_tokens"),
         ({"algorithm.overlong_penalty": 1.0}, "algorithm.overlong_limit_tokens"),

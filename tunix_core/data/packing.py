@@ -87,6 +87,7 @@ class PackedArrays(NamedTuple):
     behavior_logprobs: np.ndarray  # float32 [N, W]
     advantages: np.ndarray  # float32 [N, W]
     temperature: np.ndarray  # float32 [N, W]
+    rewards: np.ndarray | None = None  # float32 [N, W], where a value head learns from them
 
 
 def pack(
@@ -98,6 +99,7 @@ def pack(
     behavior_logprobs: np.ndarray,
     advantages: np.ndarray,
     temperature: np.ndarray,
+    rewards: np.ndarray | None = None,
     num_windows: int,
     window_tokens: int,
 ) -> PackedArrays:
@@ -109,6 +111,7 @@ def pack(
         tokens, loss_mask, behavior_logprobs: [sum of lengths], the trajectories one after another.
         advantages: [N], or [sum of lengths] where they differ within a trajectory.
         temperature: [N].
+        rewards: [sum of lengths], or None.
         num_windows: of the arrays, at least `layout.num_windows`.
         window_tokens: W.
     """
@@ -140,4 +143,5 @@ def pack(
             advantages if len(advantages) == len(within) else np.repeat(advantages, lengths), np.float32
         ),
         temperature=scatter(np.repeat(temperature, lengths), np.float32, 1.0),
+        rewards=None if rewards is None else scatter(rewards, np.float32),
     )

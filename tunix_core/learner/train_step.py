@@ -28,13 +28,14 @@ from jax.sharding import Mesh
 from tunix_core.config import OptimizerConfig, RunConfig
 from tunix_core.distributed.mesh import REPLICATED, WINDOW_AXES, WINDOWS, placed
 from tunix_core.errors import ConfigError
+from tunix_core.learner import value_head
 from tunix_core.learner.objectives import (
     Batch,
     Objective,
     Sums,
     finalize,
     policy_objective,
-    proximal_logprobs,
+    start_of_batch,
     supervised_objective,
 )
 from tunix_core.models.decoder import Params, abstract_parameters
@@ -234,13 +235,16 @@ class TrainStep:
         optimizer: optax.GradientTransformation,
         num_updates: int = 1,
         proximal: Proximal | None = None,
+        with_value_head: bool = False,
     ) -> None:
         """
         Args:
+            with_value_head: the state has one, and a batch has rewards.
             num_updates: per batch, K.
             proximal: of the weights at the start of the batch; not evaluated at K = 1.
         """
         self.config = config
+        self._head = value_head.fresh(config.model) if with_value_head else None
         self._num_updates = num_updates
         self._optimizer = optimizer
         self._replicated = placed(mesh, REPLICATED)
@@ -262,8 +266,8 @@ class TrainStep:
         )
 
     def init_state(self, params: Params) -> TrainState:
-        """Fresh optimizer state around `params` (host or device arrays; they are copied)."""
-        placed_params = self.put_params(params)
+        """Fresh optimizer state around `params` (host or device arrays; they are copied), and a fresh value head."""
+        placed_params = self.put_params(self._with_head(params))
         return TrainState(
             params=placed_params,
             opt_state=self._init_optimizer(placed_params),
@@ -280,9 +284,12 @@ class TrainStep:
 
     def abstract_state(self) -> TrainState:
         """Shapes, types and placement of a state; nothing is allocated."""
-        params = abstract_parameters(self.config.model)
+        params = self._with_head(abstract_parameters(self.config.model))
         state = TrainState(params, jax.eval_shape(self._optimizer.init, params), jax.ShapeDtypeStruct((), jnp.int32))
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated), state)
+
+    def _with_head(self, params: Params) -> Params:
+        return params if self._head is None else value_head.attached(params, self._head)
 
     def compile(self, num_windows: int) -> None:
         """Make the executable for batches of at most so many windows.
@@ -300,11 +307,13 @@ class TrainStep:
             )
         shape = (num_windows, self.config.learner.window_tokens)
         kinds = Batch(jnp.int32, jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.float32, jnp.float32)
-        windows = Batch(*(jax.ShapeDtypeStruct(shape, kind, sharding=self._windows) for kind in kinds))
+        if self._head is not None:
+            kinds = kinds._replace(rewards=jnp.float32)
+        windows = jax.tree.map(lambda kind: jax.ShapeDtypeStruct(shape, kind, sharding=self._windows), kinds)
         batch = PlacedBatch(windows, jax.ShapeDtypeStruct((), jnp.int32, sharding=self._replicated))
         state = self.abstract_state()
         denominator = jax.ShapeDtypeStruct((self._num_updates,), jnp.float32, sharding=self._replicated)
-        self._executable = self._step.lower(state, state.params, batch, denominator).compile()
+        self._executable = self._step.lower(state, value_head.detached(state.params), batch, denominator).compile()
         self._num_windows = num_windows
 
     def put(self, batch: Any) -> PlacedBatch:
@@ -324,7 +333,8 @@ class TrainStep:
                 "Compile for larger batches, or take fewer groups.",
             )
         unit = self.config.microbatch_windows
-        windows = Batch(*(jax.device_put(self._dealt(getattr(batch, name)), self._windows) for name in Batch._fields))
+        arrays = Batch(*(getattr(batch, name) for name in Batch._fields))
+        windows = jax.tree.map(lambda array: jax.device_put(self._dealt(array), self._windows), arrays)
         return PlacedBatch(windows, jax.device_put(np.int32(-(-num_windows // unit)), self._replicated))
 
     def _dealt(self, array: np.ndarray) -> np.ndarray:
@@ -365,7 +375,8 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         objective=policy_objective(config.model, config.algorithm),
         optimizer=make_optimizer(config.optimizer),
         num_updates=config.learner.updates_per_batch,
-        proximal=proximal_logprobs(config.model),
+        proximal=start_of_batch(config.model, config.algorithm),
+        with_value_head=config.algorithm.has_value_head,
     )
 
 
