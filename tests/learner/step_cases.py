@@ -155,7 +155,7 @@ def two_updates_step(windows_per_microbatch: int, mesh: Mesh | None = None, **al
         objective=policy_objective(config.model, config.algorithm),
         optimizer=optax.sgd(rising_rate),
         num_updates=2,
-        proximal=start_of_batch(config.model, config.algorithm),
+        at_start=start_of_batch(config.model, config.algorithm),
         with_value_head=config.algorithm.has_value_head,
     )
     step.compile(16)

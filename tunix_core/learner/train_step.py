@@ -40,8 +40,8 @@ from tunix_core.learner.objectives import (
 )
 from tunix_core.models.decoder import Params, abstract_parameters
 
-Proximal = Callable[[Params, Batch], Any]
-"""(parameters at the start of the batch, windows) -> what the objective takes as `proximal`, `[M, W]` each."""
+StartOfBatch = Callable[[Params, Batch], Any]
+"""(parameters at the start of the batch, windows) -> what the objective takes as `start`, `[M, W]` each."""
 
 
 class TrainState(NamedTuple):
@@ -98,7 +98,7 @@ class _Plan(NamedTuple):
     """Windows of one, per device."""
     num_updates: int
     """K"""
-    proximal: Proximal | None
+    at_start: StartOfBatch | None
     """Needed where K is above 1."""
 
 
@@ -112,9 +112,9 @@ def _zeros(shapes: Any) -> Any:
 
 
 def _at_the_start(plan: _Plan, params: Params, batch: PlacedBatch) -> Any:
-    """What `plan.proximal` gives of this device's windows, `[n, W]`; zeros in those that hold nothing."""
-    assert plan.proximal is not None, "updates after the first one need it"
-    evaluate = functools.partial(plan.proximal, params)
+    """What `plan.at_start` gives of this device's windows, `[n, W]`; zeros in those that hold nothing."""
+    assert plan.at_start is not None, "updates after the first one need it"
+    evaluate = functools.partial(plan.at_start, params)
 
     def body(i: jax.Array, whole: Any) -> Any:
         part = evaluate(_microbatch(plan, batch.windows, i))
@@ -129,7 +129,7 @@ def _at_the_start(plan: _Plan, params: Params, batch: PlacedBatch) -> Any:
 
 
 def _accumulate(
-    plan: _Plan, params: Params, reference: Params, batch: PlacedBatch, proximal: Any, denominator: jax.Array, k: Any
+    plan: _Plan, params: Params, reference: Params, batch: PlacedBatch, start: Any, denominator: jax.Array, k: Any
 ) -> tuple[jax.Array, Params, Sums]:
     """Loss, gradient and sums of this device's windows in update k, micro-batch by micro-batch; all per device.
 
@@ -138,7 +138,7 @@ def _accumulate(
     value_and_grad = jax.value_and_grad(plan.objective, has_aux=True)
 
     def evaluate(i: Any) -> tuple[jax.Array, Params, Sums]:
-        windows, own = _microbatch(plan, (batch.windows, proximal), i)
+        windows, own = _microbatch(plan, (batch.windows, start), i)
         (loss, sums), gradient = value_and_grad(params, reference, windows, denominator, own)
         return loss, gradient, sums
 
@@ -166,13 +166,13 @@ def _advance(
     state: TrainState,
     reference: Params,
     batch: PlacedBatch,
-    proximal: Any,
+    start: Any,
     denominator: jax.Array,
     k: Any,
 ) -> tuple[TrainState, _Outcome]:
     """Update k; parameters and optimizer state stay as they are where it is not finite, or has no policy token."""
     divisor = _varying(jnp.maximum(denominator, 1))
-    loss, gradient, sums = _accumulate(plan, _varying(state.params), reference, batch, proximal, divisor, k)
+    loss, gradient, sums = _accumulate(plan, _varying(state.params), reference, batch, start, divisor, k)
     loss = jax.lax.psum(loss, WINDOW_AXES)
     gradient = jax.lax.psum(gradient, WINDOW_AXES)
     norm = optax.tree.norm(gradient)
@@ -195,11 +195,11 @@ def _step(
     if plan.num_updates == 1:
         state, outcome = _advance(plan, state, reference, batch, None, denominator[0], 0)
         return _counted(state), _metrics(outcome.loss, outcome.gradient_norm, ~outcome.finite, outcome.sums)
-    proximal = _at_the_start(plan, _varying(state.params), batch)
+    start = _at_the_start(plan, _varying(state.params), batch)
 
     def body(state: TrainState, each: tuple[jax.Array, jax.Array]) -> tuple[TrainState, _Outcome]:
         k, own = each
-        return _advance(plan, state, reference, batch, proximal, own, k)
+        return _advance(plan, state, reference, batch, start, own, k)
 
     numbers = jnp.arange(plan.num_updates, dtype=jnp.int32)
     state, outcomes = jax.lax.scan(body, state, (numbers, denominator))
@@ -234,14 +234,14 @@ class TrainStep:
         objective: Objective,
         optimizer: optax.GradientTransformation,
         num_updates: int = 1,
-        proximal: Proximal | None = None,
+        at_start: StartOfBatch | None = None,
         with_value_head: bool = False,
     ) -> None:
         """
         Args:
             with_value_head: the state has one, and a batch has rewards.
             num_updates: per batch, K.
-            proximal: of the weights at the start of the batch; not evaluated at K = 1.
+            at_start: of the weights at the start of the batch; not evaluated at K = 1.
         """
         self.config = config
         self._head = value_head.fresh(config.model) if with_value_head else None
@@ -253,7 +253,7 @@ class TrainStep:
         self._executable: Any = None
         self._num_windows = 0
         self._init_optimizer = jax.jit(optimizer.init, out_shardings=self._replicated)
-        plan = _Plan(objective, optimizer, config.learner.windows_per_microbatch, num_updates, proximal)
+        plan = _Plan(objective, optimizer, config.learner.windows_per_microbatch, num_updates, at_start)
         self._step = jax.jit(
             jax.shard_map(
                 functools.partial(_step, plan),
@@ -375,7 +375,7 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         objective=policy_objective(config.model, config.algorithm),
         optimizer=make_optimizer(config.optimizer),
         num_updates=config.learner.updates_per_batch,
-        proximal=start_of_batch(config.model, config.algorithm),
+        at_start=start_of_batch(config.model, config.algorithm),
         with_value_head=config.algorithm.has_value_head,
     )
 
