@@ -62,6 +62,15 @@ def test_toml_file_is_a_recipe(tmp_path) -> None:
         ({"observability.local_folder": "/a/../b"}, "observability.local_folder"),
         ({"observability.peak_flops_per_second": -1}, "observability.peak_flops_per_second"),
         ({"observability.peak_flops_per_second": math.inf}, "observability.peak_flops_per_second"),
+        (
+            {
+                "algorithm.advantage": "gae",
+                "algorithm.loss": "vtrace",
+                "algorithm.correction": "none",
+                "learner.updates_per_batch": 2,
+            },
+            "learner.updates_per_batch",
+        ),
         ({"algorithm.overlong_limit_tokens": 9}, "algorithm.overlong_limit_tokens"),
         ({"algorithm.overlong_buffer_tokens": 9}, "algorithm.overlong_buffer_tokens"),
         ({"algorithm.overlong_penalty": 1.0}, "algorithm.overlong_limit_tokens"),

@@ -94,11 +94,19 @@ class AlgorithmConfig:
 
     group_size: int = 8
     """Episodes per task instance, G."""
-    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "turn_level"] = "grpo"
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "turn_level", "gae"] = "grpo"
     """Baseline and scale, see `rl.advantages`; `reinforce_pp` is the variant with a group baseline. `turn_level` gives each
-    policy turn what was paid from it on, the others the whole episode the same."""
+    policy turn what was paid from it on, the others but `gae` the whole episode the same. `gae` trains a value head, and
+    estimates the advantage of each policy token by it from what each turn was paid."""
     discount: float = 1.0
-    """Of later rewards: per turn with `turn_level`."""
+    """Of later rewards: per turn with `turn_level`, per policy token with `gae`."""
+    trace_decay: float = 0.95
+    """Lambda of `gae` and of the V-trace loss."""
+    value_coefficient: float = 0.5
+    """Weight of the value head's loss."""
+    value_clip: float = 0.2
+    """How far from its value at the start of the batch a value is trained; acts from a batch's second update on. 0: any
+    distance."""
     filter_zero_signal_groups: bool = False
     """Drop groups whose rewards are all equal before a batch is formed (DAPO's dynamic sampling); the penalty
     for length does not count there."""
@@ -108,16 +116,17 @@ class AlgorithmConfig:
     overlong_limit_tokens: int = 0
     overlong_buffer_tokens: int = 0
     """Policy tokens below the limit over which the penalty rises linearly from 0."""
-    loss: Literal["decoupled_ppo", "ppo", "gspo", "cispo", "policy_gradient"] = "decoupled_ppo"
+    loss: Literal["decoupled_ppo", "ppo", "gspo", "cispo", "policy_gradient", "vtrace"] = "decoupled_ppo"
+    """`vtrace` is IMPALA's policy gradient with the value head of `gae`."""
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float = 0.0
     """Bound of the objective where the advantage is negative, above 1; 0: none."""
     correction: Literal["truncate", "truncate_sequence", "mask", "mask_sequence", "none"] = "truncate"
-    """Between behavior and proximal policy, per token or per trajectory, see `rl.corrections`. `ppo`, `gspo` and
-    `cispo` take their ratio to the behavior policy and have none."""
+    """Between behavior and proximal policy, per token or per trajectory, see `rl.corrections`. `ppo`, `gspo`, `cispo`
+    and `vtrace` take their ratio to the behavior policy and have none."""
     importance_truncation: float = 2.0
-    """Cap of the weight proximal / behavior where it is truncated."""
+    """Cap of the weight proximal / behavior where it is truncated, V-trace's rho too."""
     mask_low: float = 0.5
     mask_high: float = 2.0
     """Band of proximal / behavior that is kept where it is masked."""
@@ -166,9 +175,13 @@ class AlgorithmConfig:
         self._require_what_belongs_together()
 
     @property
+    def has_value_head(self) -> bool:
+        return self.advantage == "gae"
+
+    @property
     def reads_turns(self) -> bool:
         """Whether what each turn was paid matters, beside an episode's reward."""
-        return self.advantage == "turn_level"
+        return self.advantage in ("turn_level", "gae")
 
     def _require_what_belongs_together(self) -> None:
         _require_range("algorithm.discount", self.discount, 0, 1)
@@ -177,7 +190,7 @@ class AlgorithmConfig:
             "algorithm.discount",
             self.discount,
             f"1 with algorithm.advantage = {self.advantage}",
-            "An episode's reward as a whole has no time: choose algorithm.advantage = turn_level.",
+            "An episode's reward as a whole has no time: choose algorithm.advantage = turn_level or gae.",
         )
         _require(
             not (self.reads_turns and self.filter_zero_signal_groups),
@@ -186,6 +199,16 @@ class AlgorithmConfig:
             f"false with algorithm.advantage = {self.advantage}",
             "Groups of equal rewards have a signal there: when they were paid.",
         )
+        _require_range("algorithm.trace_decay", self.trace_decay, 0, 1)
+        _require_range("algorithm.value_coefficient", self.value_coefficient, 1e-6)
+        _require_range("algorithm.value_clip", self.value_clip, 0)
+        _require(
+            self.loss != "vtrace" or self.has_value_head,
+            "algorithm.advantage",
+            self.advantage,
+            "gae with algorithm.loss = vtrace",
+            "V-trace corrects what a value head estimates.",
+        )
         _require(
             not (self.reads_turns and self.loss == "gspo"),
             "algorithm.loss",
@@ -193,7 +216,7 @@ class AlgorithmConfig:
             f"another one with algorithm.advantage = {self.advantage}",
             "One ratio per trajectory needs one advantage per trajectory.",
         )
-        coupled = self.loss in ("ppo", "gspo", "cispo")
+        coupled = self.loss in ("ppo", "gspo", "cispo", "vtrace")
         _require(
             not coupled or self.correction == "none",
             "algorithm.correction",
@@ -594,6 +617,13 @@ class RunConfig:
             self.learner.updates_per_batch,
             f"1 to {self.max_microbatches}, the micro-batches of the largest batch",
             "An update takes at least one: lower it, or learner.windows_per_microbatch.",
+        )
+        _require(
+            self.algorithm.loss != "vtrace" or self.learner.updates_per_batch == 1,
+            "learner.updates_per_batch",
+            self.learner.updates_per_batch,
+            "1 with algorithm.loss = vtrace",
+            "Its gradient has no hold on a proximal policy: choose decoupled_ppo or ppo for more updates.",
         )
 
     @property

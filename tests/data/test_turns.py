@@ -69,6 +69,21 @@ def test_turns_that_cannot_be_trained_on_are_faults(change: Any, reason: str) ->
     assert from_shard("s", decode(encode([other, broken])), incarnation="a0").faults == {}, "else nobody looks"
 
 
+def test_a_value_of_a_turn_at_its_last_policy_token() -> None:
+    silent = dataclasses.replace(trajectories()[0], loss_mask=np.zeros(14, bool))
+    rows = from_trajectories("s", [*trajectories(), silent], incarnation="a0")
+    assert rows.turns is not None
+    expected = np.zeros(rows.offsets[-1])
+    row, mask = rows.offsets[:-1], rows.loss_mask
+    expected[[row[0] + 5, row[0] + 13, row[1] + 8, row[2] + 5, row[2] + 11]] = [1, 2, 3, 4, 5]
+    np.testing.assert_array_equal(turns.at_ends(rows.turns, np.arange(1.0, 8.0), mask, rows.offsets), expected)
+    # Where the last token of a turn is not the policy's, the one before it is paid.
+    mask = mask.copy()
+    mask[row[1] + 8] = False
+    expected[[row[1] + 7, row[1] + 8]] = [3, 0]
+    np.testing.assert_array_equal(turns.at_ends(rows.turns, np.arange(1.0, 8.0), mask, rows.offsets), expected)
+
+
 def test_a_value_of_a_turn_at_each_of_its_tokens() -> None:
     rows = from_trajectories("s", trajectories(), incarnation="a0")
     assert rows.turns is not None

@@ -60,7 +60,7 @@ def compiled(algorithm: AlgorithmConfig) -> Callable[..., tuple[jax.Array, Any]]
 def make_batch() -> Batch:
     """With three empty windows."""
     arrays = SEQUENCES.pack(num_windows=8)
-    return Batch(**{name: jnp.asarray(getattr(arrays, name)) for name in Batch._fields})
+    return jax.tree.map(jnp.asarray, Batch(**{name: getattr(arrays, name) for name in Batch._fields}))
 
 
 def correction_of(a: AlgorithmConfig, ratios: list[float]) -> list[float]:

@@ -24,7 +24,7 @@ from tunix_core.config import (
 from tunix_core.data.packing import PackedArrays, best_fit, pack
 from tunix_core.distributed.mesh import make_mesh
 from tunix_core.learner.batches import update_of_window
-from tunix_core.learner.objectives import policy_objective, proximal_logprobs
+from tunix_core.learner.objectives import policy_objective, start_of_batch
 from tunix_core.learner.train_step import TrainStep
 from tunix_core.models import decoder
 
@@ -82,7 +82,7 @@ class Sequences:
     temperature: np.ndarray  # float32 [N]
     equal_version: np.ndarray  # bool [N]
 
-    def pack(self, num_windows: int | None = None) -> PackedArrays:
+    def pack(self, num_windows: int | None = None, rewards: np.ndarray | None = None) -> PackedArrays:
         """Into exactly as many windows as they need, or so many."""
         layout = best_fit(self.lengths, WINDOW_TOKENS)
         valid = np.arange(self.tokens.shape[1]) < self.lengths[:, None]
@@ -95,6 +95,7 @@ class Sequences:
             advantages=self.advantages,
             temperature=self.temperature,
             equal_version=self.equal_version,
+            rewards=None if rewards is None else rewards[valid],
             num_windows=layout.num_windows if num_windows is None else num_windows,
             window_tokens=WINDOW_TOKENS,
         )
@@ -146,9 +147,9 @@ def rising_rate(count: Any) -> Any:
     return 1.0 + count
 
 
-def two_updates_step(windows_per_microbatch: int, mesh: Mesh | None = None) -> TrainStep:
+def two_updates_step(windows_per_microbatch: int, mesh: Mesh | None = None, **algorithm: Any) -> TrainStep:
     """Two plain gradient steps per batch, with a rate that rises from one to the next."""
-    config = make_config(windows_per_microbatch=windows_per_microbatch, updates_per_batch=2)
+    config = make_config(windows_per_microbatch=windows_per_microbatch, updates_per_batch=2, **algorithm)
     if mesh is not None:
         config = dataclasses.replace(config, mesh=MeshConfig(data=mesh.shape["data"]))
     step = TrainStep(
@@ -157,7 +158,8 @@ def two_updates_step(windows_per_microbatch: int, mesh: Mesh | None = None) -> T
         objective=policy_objective(config.model, config.algorithm),
         optimizer=optax.sgd(rising_rate),
         num_updates=2,
-        proximal=proximal_logprobs(config.model),
+        at_start=start_of_batch(config.model, config.algorithm),
+        with_value_head=config.algorithm.has_value_head,
     )
     step.compile(16)
     return step

@@ -63,6 +63,8 @@ class NumpyTrainer:
         mask = batch.loss_mask
         windows = np.arange(batch.tokens.shape[0])[:, None]
         signal = batch.advantages * (1 + 0.01 * windows) + 1e-3 * batch.behavior_logprobs
+        if batch.rewards is not None:
+            signal = signal + batch.rewards
         moved = np.zeros(VOCAB, np.float32)
         np.add.at(moved, batch.tokens[mask], signal[mask].astype(np.float32))
         divisor = denominator @ np.arange(1, 1 + len(denominator), dtype=np.float32)  # which update has what matters

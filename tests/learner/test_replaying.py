@@ -93,6 +93,13 @@ def test_turns_with_advantages_of_their_own_come_back(tmp_path: Path) -> None:
     assert recorded.shape == (2, 2), "trajectories, turns"
 
 
+def test_rewards_for_a_value_head_come_back(tmp_path: Path) -> None:
+    options = {"algorithm.advantage": "gae"}
+    store = train(tmp_path, **options)
+    assert all(again(store, step, **options).identical for step in range(1, 7))
+    assert not again(store, 6).identical, "the rewards matter"
+
+
 def test_a_checkpoint_that_is_gone_makes_the_way_longer(trained: ObjectStore) -> None:
     newest = newest_before(trained, 7)
     step = min(newest + 1, 6)

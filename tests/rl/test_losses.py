@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.rl.packed import packed
 from tests.rl.support import check_elementwise, logprobs, variants
-from tunix_core.rl.losses import cispo, decoupled_ppo, gspo, importance_weighted
+from tunix_core.rl.losses import cispo, clipped_value_loss, decoupled_ppo, gspo, importance_weighted
 
 
 def loss_and_clipped(logp, proximal, advantages, correction):
@@ -193,3 +193,17 @@ def test_on_policy_all_losses_have_the_policy_gradient() -> None:
     for name, (function, expected) in cases.items():
         gradient = jax.grad(lambda x, f=function: f(x).sum())(logp)
         np.testing.assert_allclose(gradient, -expected, rtol=1e-6, err_msg=name)
+
+
+def test_a_value_that_moved_far_towards_its_target_is_left_alone() -> None:
+    """Old value 0, target 2, bound 0.5: from 0.5 on the loss is that at 0.5, and overshooting away costs in full."""
+    old, target = jnp.zeros(5), jnp.full(5, 2.0)
+    now = jnp.array([-1.0, 0.0, 0.25, 1.0, 4.0])
+    value, slope = jax.value_and_grad(lambda v: clipped_value_loss(v, old, target, 0.5).sum())(now)
+    np.testing.assert_allclose(clipped_value_loss(now, old, target, 0.5), [4.5, 2.0, 1.53125, 1.125, 2.0])
+    np.testing.assert_allclose(slope, [-3.0, -2.0, -1.75, 0.0, 2.0])
+    assert np.isfinite(value)
+    np.testing.assert_allclose(clipped_value_loss(now, old, target, None), 0.5 * (np.asarray(now) - 2) ** 2)
+    for fixed in (1, 2):
+        slope = jax.grad(lambda *a: clipped_value_loss(*a, 0.5).sum(), argnums=fixed)(now, old, target)
+        assert not np.asarray(slope).any(), "old values and targets are constants"

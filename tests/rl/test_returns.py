@@ -15,11 +15,11 @@ def gae_loop(rewards: list[float], values: list[float], discount: float, decay: 
     return [sum((discount * decay) ** (k - t) * errors[k] for k in range(t, len(errors))) for t in range(len(errors))]
 
 
-def vtrace_loop(rewards, values, ratios, discount, truncation, trace) -> tuple[list[float], list[float]]:
+def vtrace_loop(rewards, values, ratios, discount, truncation, trace, decay=1.0) -> tuple[list[float], list[float]]:
     """Equation 1 of the paper as a sum of products, for each token."""
     values = [*values, 0.0]
     rho = [min(truncation, r) for r in ratios]
-    c = [min(trace, r) for r in ratios]
+    c = [decay * min(trace, r) for r in ratios]
     errors = [rho[t] * (rewards[t] + discount * values[t + 1] - values[t]) for t in range(len(rewards))]
     targets = []
     for t in range(len(rewards)):
@@ -79,13 +79,13 @@ def test_with_full_traces_and_no_values_it_is_the_return_to_go() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("truncation", "trace"), [(1.0, 1.0), (2.0, 1.0), (1e9, 1e9)])
-def test_vtrace_is_the_loop(seed: int, truncation: float, trace: float) -> None:
+@pytest.mark.parametrize(("truncation", "trace", "decay"), [(1.0, 1.0, 1.0), (2.0, 1.0, 0.8), (1e9, 1e9, 1.0)])
+def test_vtrace_is_the_loop(seed: int, truncation: float, trace: float, decay: float) -> None:
     where = packed(seed)
     rewards, values, log_ratio = where.draw(1), where.draw(2), where.draw(3)
 
     def loop(r, v, x):
-        return vtrace_loop(r, v, np.exp(x).tolist(), 0.9, truncation, trace)
+        return vtrace_loop(r, v, np.exp(x).tolist(), 0.9, truncation, trace, decay)
 
     result = vtrace(
         rewards,
@@ -96,6 +96,7 @@ def test_vtrace_is_the_loop(seed: int, truncation: float, trace: float) -> None:
         discount=0.9,
         truncation=truncation,
         trace_truncation=trace,
+        trace_decay=decay,
     )
     for found, expected in zip(result, oracle(where, loop, rewards, values, log_ratio), strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)

@@ -88,6 +88,7 @@ class PackedArrays(NamedTuple):
     advantages: np.ndarray  # float32 [N, W]
     temperature: np.ndarray  # float32 [N, W]
     equal_version: np.ndarray  # bool [N, W] policy tokens sampled with the very weights that the step starts from
+    rewards: np.ndarray | None = None  # float32 [N, W], where a value head learns from them
 
 
 def pack(
@@ -100,6 +101,7 @@ def pack(
     advantages: np.ndarray,
     temperature: np.ndarray,
     equal_version: np.ndarray | None = None,
+    rewards: np.ndarray | None = None,
     num_windows: int,
     window_tokens: int,
 ) -> PackedArrays:
@@ -112,6 +114,7 @@ def pack(
         advantages: [N], or [sum of lengths] where they differ within a trajectory.
         temperature: [N].
         equal_version: bool [N], trajectories whose every policy token has the clock's own version; None: not known of any.
+        rewards: [sum of lengths], or None.
         num_windows: of the arrays, at least `layout.num_windows`.
         window_tokens: W.
     """
@@ -163,8 +166,10 @@ def pack(
         advantages=(gather if len(advantages) == len(tokens) else spread)(advantages, np.float32),
         temperature=spread(temperature, np.float32, 1.0),
         equal_version=mask & spread(same, np.bool_),
+        rewards=None if rewards is None else gather(rewards, np.float32),
     )
-    return PackedArrays(*(array.reshape(num_windows, window_tokens) for array in flat))
+    shape = num_windows, window_tokens
+    return PackedArrays(**{name: array.reshape(shape) for name, array in flat._asdict().items() if array is not None})
 
 
 def _rank_in_window(layout: Layout) -> np.ndarray:

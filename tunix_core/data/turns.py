@@ -93,6 +93,23 @@ def find_faults(turns: PolicyTurns, loss_mask: np.ndarray, token_offsets: np.nda
     return faults | dict.fromkeys(row[~np.isfinite(turns.rewards)].tolist(), "turns.reward: not finite")
 
 
+def at_ends(turns: PolicyTurns, values: np.ndarray, loss_mask: np.ndarray, token_offsets: np.ndarray) -> np.ndarray:
+    """float32 [T]: each turn's value at its last policy token, 0 elsewhere; turns without one have none to give.
+
+    Args:
+        values: [K].
+        loss_mask: bool [T], the rows' tokens one after another.
+        token_offsets: [R + 1].
+    """
+    out = np.zeros(len(loss_mask), np.float32)
+    latest = np.maximum.accumulate(np.r_[-1, np.where(loss_mask, np.arange(len(loss_mask)), -1)])
+    begins = token_offsets[turns.row] + turns.start
+    last = latest[token_offsets[turns.row] + turns.end]
+    speaks = last >= begins
+    out[last[speaks]] = values[speaks]
+    return out
+
+
 def spread(turns: PolicyTurns, values: np.ndarray, token_offsets: np.ndarray) -> np.ndarray:
     """float32 [T]: each turn's value at all its tokens, 0 elsewhere.
 

@@ -18,7 +18,7 @@ from tunix_core.data.buffer import FetchRows, group_state
 from tunix_core.data.groups import Group, trajectory_staleness
 from tunix_core.data.packing import Layout, PackedArrays, best_fit, pack
 from tunix_core.errors import CorruptObject
-from tunix_core.learner.credit import batch_advantages
+from tunix_core.learner.credit import batch_advantages, token_rewards
 from tunix_core.rl.aggregation import denominator
 from tunix_core.types import RowRef
 
@@ -70,6 +70,7 @@ def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int
         advantages=batch_advantages(groups, config.algorithm),
         temperature=joined("temperature"),
         equal_version=(joined("version_min") == clock) & (joined("version_max") == clock),
+        rewards=token_rewards(groups, config.algorithm),
         num_windows=num_windows,
         window_tokens=config.learner.window_tokens,
     )

@@ -11,7 +11,7 @@ from tunix_core.config import AlgorithmConfig
 from tunix_core.data.buffer import GroupAdvantages
 from tunix_core.data.groups import Group
 from tunix_core.data.rows import Rows
-from tunix_core.data.turns import PolicyTurns, spread
+from tunix_core.data.turns import PolicyTurns, at_ends, spread
 from tunix_core.rl.advantages import (
     batch_normalized,
     group_relative_advantages,
@@ -25,6 +25,8 @@ def group_advantages(algorithm: AlgorithmConfig) -> GroupAdvantages:
     """The advantages of one group's trajectories, or of their turns."""
     if algorithm.advantage == "turn_level":
         return functools.partial(_turn_advantages, algorithm)
+    if algorithm.has_value_head:
+        return _no_advantages
 
     def advantages(rows: Rows, members: np.ndarray) -> np.ndarray:
         episode_ids = [rows.episode_ids[i] for i in members]
@@ -36,6 +38,12 @@ def group_advantages(algorithm: AlgorithmConfig) -> GroupAdvantages:
         return group_relative_advantages(rewards, one_group, episode_ids, normalize=normalize)
 
     return advantages
+
+
+def _no_advantages(rows: Rows, members: np.ndarray) -> np.ndarray:
+    """float32 [N]; the device estimates them, token by token, once there is a batch."""
+    del rows
+    return np.zeros(len(members), np.float32)
 
 
 def _turn_advantages(algorithm: AlgorithmConfig, rows: Rows, members: np.ndarray) -> np.ndarray:
@@ -81,6 +89,17 @@ def batch_advantages(groups: Sequence[Group], algorithm: AlgorithmConfig) -> np.
         return advantages
     group_ids = [g.group_id for g in groups for _ in g.advantages]
     return batch_normalized(advantages, group_ids, [name for g in groups for name in g.rows.episode_ids])
+
+
+def token_rewards(groups: Sequence[Group], algorithm: AlgorithmConfig) -> np.ndarray | None:
+    """float32 [tokens], what each turn is paid at its last policy token; None without a value head."""
+    if not algorithm.has_value_head:
+        return None
+
+    def of_group(rows: Rows) -> np.ndarray:
+        return at_ends(*turn_rewards(algorithm, rows, np.arange(len(rows.index))), rows.loss_mask, rows.offsets)
+
+    return np.concatenate([of_group(group.rows) for group in groups])
 
 
 def _of_tokens(group: Group) -> np.ndarray:

@@ -14,6 +14,7 @@ from tunix_core.distributed.mesh import make_mesh
 from tunix_core.errors import CorruptObject
 from tunix_core.learner.train_step import PlacedBatch, TrainState, make_train_step
 from tunix_core.learner.trainer import check_leaves
+from tunix_core.learner.value_head import detached
 from tunix_core.models.parameters import Params, flatten_parameters, trained_parameters, unflatten_parameters
 
 
@@ -44,7 +45,7 @@ class DecoderTrainer:
 
     def tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         # On CPU an array on the host may be a view of the device's, which the next step gives away.
-        return {name: np.array(value) for name, value in flatten_parameters(state.params).items()}
+        return {name: np.array(value) for name, value in flatten_parameters(detached(state.params)).items()}
 
     def to_host(self, state: TrainState) -> dict[str, np.ndarray]:
         return {name: np.array(value) for name, value in _named_leaves(state).items()}

@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from tunix_core.config import AlgorithmConfig, ModelConfig
+from tunix_core.learner import value_head
 from tunix_core.models.decoder import Params, hidden_states, token_logprobs
 from tunix_core.models.parameters import adapted
-from tunix_core.rl import aggregation, corrections, diagnostics, kl, losses
+from tunix_core.rl import aggregation, corrections, diagnostics, kl, losses, returns
 
 Array = Any
 """On the host, on the device, or abstract."""
@@ -36,24 +37,31 @@ class Batch(NamedTuple):
     advantages: Array  # float32 [N, W]
     temperature: Array  # float32 [N, W]
     equal_version: Array  # bool [N, W], policy tokens sampled with the very weights that the step starts from
+    rewards: Array | None = None  # float32 [N, W], with a value head: at the last policy token of each turn
 
 
 Sums = dict[str, jax.Array]
 """Scalars that add over micro-batches and devices, except those named `max_…`, whose maximum is taken."""
 
 
+class AtStart(NamedTuple):
+    """By the weights at the start of the batch; constants."""
+
+    logprobs: Array  # float32 [M, W], as `predictions` gives them
+    values: Array | None  # float32 [M, W], with a value head
+
+
 class Objective(Protocol):
     """What an update minimises, of one micro-batch."""
 
     def __call__(
-        self, params: Params, reference: Params, batch: Batch, denominator: jax.Array, proximal: Array | None = None
+        self, params: Params, reference: Params, batch: Batch, denominator: jax.Array, start: AtStart | None = None
     ) -> tuple[jax.Array, Sums]:
         """
         Args:
             params: what is trained, whole weights or adapters.
             reference: parameters of the KL reference; with adapters, the base they lie on.
-            proximal: `[M, W]`, log probabilities by the weights at the start of the batch, as `predictions` gives
-                them; None: `params` are those weights.
+            start: None: `params` are the weights at the start of the batch.
 
         Returns:
             Part of the loss, and sums.
@@ -67,9 +75,16 @@ def predictions(params: Params, config: ModelConfig, batch: Batch) -> tuple[jax.
         logprobs, entropy: `[M, W]`; at the row's temperature where `loss_mask` is true, at 1 elsewhere; entry 0
             of a window is meaningless, as is every segment's first.
     """
+    return _predictions(params, config, batch, _states_before(params, config, batch))
+
+
+def _states_before(params: Params, config: ModelConfig, batch: Batch) -> jax.Array:
+    """`[M, W, D]` the state before each token; the last state predicts nothing inside the window."""
     hidden = hidden_states(params, config, batch.tokens, batch.positions, batch.segment_ids)
-    # The state before each token; the last state predicts nothing inside the window.
-    before = jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
+    return jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
+
+
+def _predictions(params: Params, config: ModelConfig, batch: Batch, before: jax.Array) -> tuple[jax.Array, jax.Array]:
     # An empty window is all zeros, its temperature too: 0 times infinity would come back in the gradient.
     temperature = aggregation.where_policy(batch.loss_mask, batch.temperature, 1.0)
     return token_logprobs(params, config, before, batch.tokens, temperature)
@@ -120,6 +135,8 @@ def _policy_loss(algorithm: AlgorithmConfig, at: _Tokens, correction: jax.Array)
         case "policy_gradient":
             loss = losses.importance_weighted(at.logprobs, at.advantages, correction)
             return loss, jnp.zeros_like(at.mask)
+        case "vtrace":  # the weight is in the advantage
+            return losses.importance_weighted(at.logprobs, at.advantages, correction), jnp.zeros_like(at.mask)
 
 
 def _divergence(algorithm: AlgorithmConfig, at: _Tokens) -> jax.Array:
@@ -129,21 +146,59 @@ def _divergence(algorithm: AlgorithmConfig, at: _Tokens) -> jax.Array:
     return {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}[algorithm.kl_estimator](at.logprobs, at.reference)
 
 
+class _Value(NamedTuple):
+    """Of the states before the tokens of one micro-batch, `[M, W]`."""
+
+    current: Array
+    at_start: Array
+    rewards: Array
+
+
+def _credited(algorithm: AlgorithmConfig, at: _Tokens, value: _Value | None) -> tuple[_Tokens, jax.Array | None]:
+    """With the advantages that count in the loss; and what the value head is fitted to."""
+    cost = jnp.zeros_like(at.proximal)
+    if algorithm.kl_in == "reward":
+        # A reward is settled before the first update.
+        cost = algorithm.kl_coefficient * jax.lax.stop_gradient(
+            _divergence(algorithm, at._replace(logprobs=at.proximal))
+        )
+    if value is None:
+        return at._replace(advantages=at.advantages - cost), None
+    rewards = aggregation.where_policy(at.mask, value.rewards) - cost
+    where = (rewards, value.at_start)
+    if algorithm.loss == "vtrace":
+        found = returns.vtrace(
+            *where,
+            at.proximal - at.behavior,
+            at.mask,
+            at.segment_ids,
+            discount=algorithm.discount,
+            truncation=algorithm.importance_truncation,
+            trace_decay=algorithm.trace_decay,
+        )
+    else:
+        found = returns.generalized_advantages(
+            *where, at.mask, at.segment_ids, discount=algorithm.discount, trace_decay=algorithm.trace_decay
+        )
+    return at._replace(advantages=found.advantages), found.targets
+
+
 def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objective:
-    """The policy loss that `algorithm` describes, with a KL leash to the reference.
+    """The policy loss that `algorithm` describes, with a KL leash to the reference and the value head's loss if any.
 
     With one update per batch the proximal policy is the current one, so its log probabilities are
-    `stop_gradient(current)` and cost no pass of their own.
+    `stop_gradient(current)` and cost no pass of their own; so are the values that advantages come from.
     """
 
     def objective(
-        params: Params, reference: Params, batch: Batch, denominator: jax.Array, proximal: Array | None = None
+        params: Params, reference: Params, batch: Batch, denominator: jax.Array, start: AtStart | None = None
     ) -> tuple[jax.Array, Sums]:
         mask = jnp.asarray(batch.loss_mask)
-        segment_ids = jnp.asarray(batch.segment_ids)
-        logprobs, entropy = predictions(adapted(model, params, reference), model, batch)
+        policy = adapted(model, params, reference)
+        before = _states_before(policy, model, batch)
+        logprobs, entropy = _predictions(policy, model, batch, before)
         current = jax.lax.stop_gradient(logprobs)
-        proximal = current if proximal is None else proximal
+        proximal = current if start is None else start.logprobs
         # Masked tokens may hold anything: neutral values on the way in, none of them on the way out.
         at = _Tokens(
             logprobs=logprobs,
@@ -152,60 +207,78 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
             reference=jax.lax.stop_gradient(predictions(reference, model.base(), batch)[0]),
             advantages=aggregation.where_policy(mask, batch.advantages),
             mask=mask,
-            segment_ids=segment_ids,
+            segment_ids=jnp.asarray(batch.segment_ids),
         )
         # The plain policy gradient knows no proximal policy: its weight is current / behavior in every update.
-        correction = _correction(
-            algorithm, at._replace(proximal=current) if algorithm.loss == "policy_gradient" else at
-        )
-        if algorithm.kl_in == "reward":
-            # A reward is settled before the first update.
-            cost = jax.lax.stop_gradient(_divergence(algorithm, at._replace(logprobs=proximal)))
-            at = at._replace(advantages=at.advantages - algorithm.kl_coefficient * cost)
+        plain = algorithm.loss == "policy_gradient"
+        correction = _correction(algorithm, at._replace(proximal=current) if plain else at)
+        value = None
+        if algorithm.has_value_head:
+            values = value_head.values(params, before)
+            value = _Value(values, jax.lax.stop_gradient(values) if start is None else start.values, batch.rewards)
+        at, targets = _credited(algorithm, at, value)
         loss, clipped = _policy_loss(algorithm, at, correction)
+        sums = _token_sums(algorithm, at, loss, clipped, entropy, jnp.asarray(batch.equal_version))
         total = loss
         if algorithm.kl_in == "loss":
             # The tokens are the behavior policy's: the leash is corrected as the loss is.
-            total = loss + algorithm.kl_coefficient * correction * _divergence(algorithm, at)
-        weights = aggregation.token_weights(algorithm.aggregation, mask, segment_ids)
-        part = aggregation.masked_sum(weights * total, mask) / denominator
-
-        add = lambda values: aggregation.masked_sum(jax.lax.stop_gradient(values), mask)  # noqa: E731
-        off_policy = diagnostics.moments(
-            proximal, at.behavior, clipped, mask, truncation=algorithm.importance_truncation
-        )
-        # Across versions the gap is the policy's own progress; within one it is what sampler and learner compute apart.
-        gap, same = jnp.abs(proximal - at.behavior), jnp.asarray(batch.equal_version)
-        sums = {
-            **off_policy._asdict(),
-            "policy_loss": add(loss),
-            "kl_reference": add(kl.k3(current, at.reference)),
-            "entropy": add(entropy),
-            "kl_proximal": add(kl.k3(proximal, current)),
-            "max_logprob_gap": jnp.where(mask, gap, 0).max(),
-            "equal_version_gap": aggregation.masked_sum(gap, same),
-            "equal_version_tokens": same.sum(dtype=jnp.float32),
-            "max_logprob_gap_equal_version": jnp.where(same, gap, 0).max(),
-        }
-        return part, sums
+            total = total + algorithm.kl_coefficient * correction * _divergence(algorithm, at)
+        if value is not None and targets is not None:
+            error = losses.clipped_value_loss(value.current, value.at_start, targets, algorithm.value_clip or None)
+            total = total + algorithm.value_coefficient * error
+            figures = {"value_loss": error, "value_mean": value.at_start, "return_mean": targets}
+            sums |= {name: aggregation.masked_sum(jax.lax.stop_gradient(x), mask) for name, x in figures.items()}
+        weights = aggregation.token_weights(algorithm.aggregation, mask, at.segment_ids)
+        return aggregation.masked_sum(weights * total, mask) / denominator, sums
 
     return objective
 
 
-def proximal_logprobs(model: ModelConfig) -> Callable[[Params, Params, Batch], jax.Array]:
-    """(trained parameters at the start of the batch, reference, windows) -> what the objective takes as `proximal`."""
-    return lambda params, reference, batch: jax.lax.stop_gradient(
-        predictions(adapted(model, params, reference), model, batch)[0]
+def _token_sums(
+    algorithm: AlgorithmConfig, at: _Tokens, loss: jax.Array, clipped: jax.Array, entropy: jax.Array, same: jax.Array
+) -> Sums:
+    """
+    Args:
+        same: bool `[M, W]`, the policy tokens whose version the step starts from.
+    """
+    at, loss, entropy = jax.lax.stop_gradient((at, loss, entropy))
+    off_policy = diagnostics.moments(
+        at.proximal, at.behavior, clipped, at.mask, truncation=algorithm.importance_truncation
     )
+    # Across versions the gap is the policy's own progress; within one it is what sampler and learner compute apart.
+    gap = jnp.abs(at.proximal - at.behavior)
+    return {
+        **off_policy._asdict(),
+        "policy_loss": aggregation.masked_sum(loss, at.mask),
+        "kl_reference": aggregation.masked_sum(kl.k3(at.logprobs, at.reference), at.mask),
+        "entropy": aggregation.masked_sum(entropy, at.mask),
+        "kl_proximal": aggregation.masked_sum(kl.k3(at.proximal, at.logprobs), at.mask),
+        "max_logprob_gap": jnp.where(at.mask, gap, 0).max(),
+        "equal_version_gap": aggregation.masked_sum(gap, same),
+        "equal_version_tokens": same.sum(dtype=jnp.float32),
+        "max_logprob_gap_equal_version": jnp.where(same, gap, 0).max(),
+    }
+
+
+def start_of_batch(model: ModelConfig, algorithm: AlgorithmConfig) -> Callable[[Params, Params, Batch], AtStart]:
+    """(trained parameters at the start of the batch, reference parameters, windows) -> what the objective takes as `start`."""
+
+    def evaluate(params: Params, reference: Params, batch: Batch) -> AtStart:
+        policy = adapted(model, params, reference)
+        before = _states_before(policy, model, batch)
+        values = value_head.values(params, before) if algorithm.has_value_head else None
+        return jax.lax.stop_gradient(AtStart(_predictions(policy, model, batch, before)[0], values))
+
+    return evaluate
 
 
 def supervised_objective(model: ModelConfig) -> Objective:
     """Cross entropy of the policy tokens."""
 
     def objective(
-        params: Params, reference: Params, batch: Batch, denominator: jax.Array, proximal: Array | None = None
+        params: Params, reference: Params, batch: Batch, denominator: jax.Array, start: AtStart | None = None
     ) -> tuple[jax.Array, Sums]:
-        del proximal
+        del start
         mask = jnp.asarray(batch.loss_mask)
         logprobs, entropy = predictions(adapted(model, params, reference), model, batch)
         part = -aggregation.masked_sum(logprobs, mask) / denominator

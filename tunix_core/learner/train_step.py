@@ -29,20 +29,21 @@ from jax.sharding import Mesh
 from tunix_core.config import OptimizerConfig, RunConfig
 from tunix_core.distributed.mesh import REPLICATED, WINDOW_AXES, WINDOWS, placed
 from tunix_core.errors import ConfigError
+from tunix_core.learner import value_head
 from tunix_core.learner.objectives import (
     Batch,
     Objective,
     Sums,
     finalize,
     policy_objective,
-    proximal_logprobs,
+    start_of_batch,
     supervised_objective,
 )
 from tunix_core.model_config import ModelConfig
 from tunix_core.models.parameters import Params, abstract_parameters, trained_parameters
 
-Proximal = Callable[[Params, Params, Batch], Any]
-"""(parameters at the start of the batch, reference parameters, windows) -> what the objective takes as `proximal`, `[M, W]` each."""
+StartOfBatch = Callable[[Params, Params, Batch], Any]
+"""(parameters at the start of the batch, reference parameters, windows) -> what the objective takes as `start`."""
 
 
 class TrainState(NamedTuple):
@@ -99,7 +100,7 @@ class _Plan(NamedTuple):
     """Windows of one, per device."""
     num_updates: int
     """K"""
-    proximal: Proximal | None
+    at_start: StartOfBatch | None
     """Needed where K is above 1."""
 
 
@@ -113,9 +114,9 @@ def _zeros(shapes: Any) -> Any:
 
 
 def _at_the_start(plan: _Plan, params: Params, reference: Params, batch: PlacedBatch) -> Any:
-    """What `plan.proximal` gives of this device's windows, `[n, W]`; zeros in those that hold nothing."""
-    assert plan.proximal is not None, "updates after the first one need it"
-    evaluate = functools.partial(plan.proximal, params, reference)
+    """What `plan.at_start` gives of this device's windows, `[n, W]`; zeros in those that hold nothing."""
+    assert plan.at_start is not None, "updates after the first one need it"
+    evaluate = functools.partial(plan.at_start, params, reference)
 
     def body(i: jax.Array, whole: Any) -> Any:
         part = evaluate(_microbatch(plan, batch.windows, i))
@@ -130,7 +131,7 @@ def _at_the_start(plan: _Plan, params: Params, reference: Params, batch: PlacedB
 
 
 def _accumulate(
-    plan: _Plan, params: Params, reference: Params, batch: PlacedBatch, proximal: Any, denominator: jax.Array, k: Any
+    plan: _Plan, params: Params, reference: Params, batch: PlacedBatch, start: Any, denominator: jax.Array, k: Any
 ) -> tuple[jax.Array, Params, Sums]:
     """Loss, gradient and sums of this device's windows in update k, micro-batch by micro-batch; all per device.
 
@@ -139,7 +140,7 @@ def _accumulate(
     value_and_grad = jax.value_and_grad(plan.objective, has_aux=True)
 
     def evaluate(i: Any) -> tuple[jax.Array, Params, Sums]:
-        windows, own = _microbatch(plan, (batch.windows, proximal), i)
+        windows, own = _microbatch(plan, (batch.windows, start), i)
         (loss, sums), gradient = value_and_grad(params, reference, windows, denominator, own)
         return loss, gradient, sums
 
@@ -167,13 +168,13 @@ def _advance(
     state: TrainState,
     reference: Params,
     batch: PlacedBatch,
-    proximal: Any,
+    start: Any,
     denominator: jax.Array,
     k: Any,
 ) -> tuple[TrainState, _Outcome]:
     """Update k; parameters and optimizer state stay as they are where it is not finite, or has no policy token."""
     divisor = _varying(jnp.maximum(denominator, 1))
-    loss, gradient, sums = _accumulate(plan, _varying(state.params), reference, batch, proximal, divisor, k)
+    loss, gradient, sums = _accumulate(plan, _varying(state.params), reference, batch, start, divisor, k)
     loss = jax.lax.psum(loss, WINDOW_AXES)
     gradient = jax.lax.psum(gradient, WINDOW_AXES)
     norm = optax.tree.norm(gradient)
@@ -196,11 +197,11 @@ def _step(
     if plan.num_updates == 1:
         state, outcome = _advance(plan, state, reference, batch, None, denominator[0], 0)
         return _counted(state), _metrics(outcome.loss, outcome.gradient_norm, ~outcome.finite, outcome.sums)
-    proximal = _at_the_start(plan, _varying(state.params), reference, batch)
+    start = _at_the_start(plan, _varying(state.params), reference, batch)
 
     def body(state: TrainState, each: tuple[jax.Array, jax.Array]) -> tuple[TrainState, _Outcome]:
         k, own = each
-        return _advance(plan, state, reference, batch, proximal, own, k)
+        return _advance(plan, state, reference, batch, start, own, k)
 
     numbers = jnp.arange(plan.num_updates, dtype=jnp.int32)
     state, outcomes = jax.lax.scan(body, state, (numbers, denominator))
@@ -235,14 +236,17 @@ class TrainStep:
         objective: Objective,
         optimizer: optax.GradientTransformation,
         num_updates: int = 1,
-        proximal: Proximal | None = None,
+        at_start: StartOfBatch | None = None,
+        with_value_head: bool = False,
     ) -> None:
         """
         Args:
+            with_value_head: the state has one, and a batch has rewards.
             num_updates: per batch, K.
-            proximal: of the weights at the start of the batch; not evaluated at K = 1.
+            at_start: of the weights at the start of the batch; not evaluated at K = 1.
         """
         self.config = config
+        self._head = value_head.fresh(config.model) if with_value_head else None
         self._num_updates = num_updates
         self._optimizer = optimizer
         self._replicated = placed(mesh, REPLICATED)
@@ -251,7 +255,7 @@ class TrainStep:
         self._executable: Any = None
         self._num_windows = 0
         self._init_optimizer = jax.jit(optimizer.init, out_shardings=self._replicated)
-        plan = _Plan(objective, optimizer, config.learner.windows_per_microbatch, num_updates, proximal)
+        plan = _Plan(objective, optimizer, config.learner.windows_per_microbatch, num_updates, at_start)
         self._step = jax.jit(
             jax.shard_map(
                 functools.partial(_step, plan),
@@ -264,8 +268,8 @@ class TrainStep:
         )
 
     def init_state(self, params: Params) -> TrainState:
-        """Fresh optimizer state around `params` (host or device arrays; they are copied)."""
-        placed_params = self.put_params(params)
+        """Fresh optimizer state around `params` (host or device arrays; they are copied), and a fresh value head."""
+        placed_params = self.put_params(self._with_head(params))
         return TrainState(
             params=placed_params,
             opt_state=self._init_optimizer(placed_params),
@@ -282,12 +286,15 @@ class TrainStep:
 
     def abstract_state(self) -> TrainState:
         """Shapes, types and placement of a state; nothing is allocated."""
-        params = trained_parameters(self.config.model)
+        params = self._with_head(trained_parameters(self.config.model))
         state = TrainState(params, jax.eval_shape(self._optimizer.init, params), jax.ShapeDtypeStruct((), jnp.int32))
         return self._abstract(state)
 
     def _abstract(self, tree: Any) -> Any:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated), tree)
+
+    def _with_head(self, params: Params) -> Params:
+        return params if self._head is None else value_head.attached(params, self._head)
 
     def compile(self, num_windows: int) -> None:
         """Make the executable for batches of at most so many windows.
@@ -305,7 +312,9 @@ class TrainStep:
             )
         shape = (num_windows, self.config.learner.window_tokens)
         kinds = Batch(jnp.int32, jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.float32, jnp.float32, jnp.bool_)
-        windows = Batch(*(jax.ShapeDtypeStruct(shape, kind, sharding=self._windows) for kind in kinds))
+        if self._head is not None:
+            kinds = kinds._replace(rewards=jnp.float32)
+        windows = jax.tree.map(lambda kind: jax.ShapeDtypeStruct(shape, kind, sharding=self._windows), kinds)
         batch = PlacedBatch(windows, jax.ShapeDtypeStruct((), jnp.int32, sharding=self._replicated))
         state = self.abstract_state()
         denominator = jax.ShapeDtypeStruct((self._num_updates,), jnp.float32, sharding=self._replicated)
@@ -330,7 +339,8 @@ class TrainStep:
                 "Compile for larger batches, or take fewer groups.",
             )
         unit = self.config.microbatch_windows
-        windows = Batch(*(jax.device_put(self._dealt(getattr(batch, name)), self._windows) for name in Batch._fields))
+        arrays = Batch(*(getattr(batch, name) for name in Batch._fields))
+        windows = jax.tree.map(lambda array: jax.device_put(self._dealt(array), self._windows), arrays)
         return PlacedBatch(windows, jax.device_put(np.int32(-(-num_windows // unit)), self._replicated))
 
     def _dealt(self, array: np.ndarray) -> np.ndarray:
@@ -388,7 +398,8 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         objective=policy_objective(model, config.algorithm),
         optimizer=make_optimizer(config.optimizer),
         num_updates=config.learner.updates_per_batch,
-        proximal=proximal_logprobs(model),
+        at_start=start_of_batch(model, config.algorithm),
+        with_value_head=config.algorithm.has_value_head,
     )
 
 

@@ -157,7 +157,7 @@ def _call(
         out_shape=outputs,
         interpret=static.interpret,
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel",) * num_parallel + ("arbitrary",) * num_arbitrary
+            dimension_semantics=[pltpu.PARALLEL] * num_parallel + [pltpu.ARBITRARY] * num_arbitrary
         ),
     )(*operands)
 

@@ -97,6 +97,23 @@ def cispo(
     return -weight * advantages * logprobs, weight != ratio
 
 
+def clipped_value_loss(values: jax.Array, old_values: jax.Array, targets: jax.Array, clip: float | None) -> jax.Array:
+    """max((V - G)^2, (V_old + clip(V - V_old, -clip, clip) - G)^2) / 2 per token, gradients through `values` alone.
+
+    The bound of the public PPO implementations (arXiv:2005.12729, section 3): a value that has moved by more than
+    `clip` towards its target is left alone.
+
+    Args:
+        clip: None for no bound.
+    """
+    old_values, targets = jax.lax.stop_gradient((old_values, targets))
+    loss = jnp.square(values - targets)
+    if clip is not None:
+        near = old_values + jnp.clip(values - old_values, -clip, clip)
+        loss = jnp.maximum(loss, jnp.square(near - targets))
+    return 0.5 * loss
+
+
 def importance_weighted(logprobs: jax.Array, advantages: jax.Array, correction: jax.Array) -> jax.Array:
     """-w A log policy: the plain off-policy policy gradient."""
     return -correction * advantages * logprobs

@@ -73,15 +73,17 @@ def vtrace(
     discount: float,
     truncation: float = 1.0,
     trace_truncation: float = 1.0,
+    trace_decay: float = 1.0,
 ) -> Estimates:
     """V-trace (IMPALA, arXiv:1802.01561, eq. 1 and section 4.2), of tokens that another policy sampled.
 
-    With rho = min(truncation, r) and c = min(trace_truncation, r), r = policy / behavior:
+    With rho = min(truncation, r) and c = l min(trace_truncation, r), r = policy / behavior:
     v_t = V_t + rho_t (r_t + g V_{t+1} - V_t) + g c_t (v_{t+1} - V_{t+1}), and the advantage is
     rho_t (r_t + g v_{t+1} - V_t), the weight included.
 
     Args:
         log_ratio: `[N, W]`, log r; elsewhere anything.
+        trace_decay: l, lambda (remark 2 of the paper).
         Others as `generalized_advantages`.
 
     Returns:
@@ -89,7 +91,7 @@ def vtrace(
     """
     rewards, values, log_ratio = (jnp.where(mask, x, 0) for x in (rewards, values, log_ratio))
     ratio = jnp.exp(log_ratio)
-    weight, trace = jnp.minimum(ratio, truncation), jnp.minimum(ratio, trace_truncation)
+    weight, trace = jnp.minimum(ratio, truncation), trace_decay * jnp.minimum(ratio, trace_truncation)
 
     def step(later: _Next, now: tuple[jax.Array, ...]) -> tuple[_Next, tuple[jax.Array, jax.Array]]:
         reward, value, rho, c, is_policy, segment = now
@@ -111,8 +113,8 @@ def _advance(later: _Next, is_policy: jax.Array, segment: jax.Array, value: jax.
 
 
 def _backwards(step, *arrays: jax.Array):  # type: ignore[no-untyped-def]  # of whatever `step` gives
-    num_windows = arrays[0].shape[0]
-    zeros = jnp.zeros(num_windows, arrays[0].dtype)
-    start = _Next(jnp.full(num_windows, -1, arrays[-1].dtype), zeros, zeros)
+    nothing = 0 * arrays[-1][:, 0]  # of the ids: under `shard_map` it varies over devices as they do
+    zeros = nothing.astype(arrays[0].dtype)
+    start = _Next(nothing - 1, zeros, zeros)
     _, out = jax.lax.scan(step, start, tuple(a.T for a in arrays), reverse=True)
     return jax.tree.map(lambda a: a.T, out)
