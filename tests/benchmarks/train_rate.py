@@ -1,7 +1,6 @@
 """Train tokens/s of our step against google-tunix and plain PyTorch: same model, weights, trajectories and machine.
 
-A measurement is one optimizer update over the whole batch, from host arrays to a loss that has come
-back; what each does to lay the batch out is inside. Only real tokens count. The numbers of trajectories
+A measurement is one optimizer update over the whole batch, from host arrays to a loss that has come back; what each does to lay the batch out is inside. Only real tokens count. The numbers of trajectories
 are such that windows are nearly full, as they are in a batch of hundreds.
 """
 
@@ -18,8 +17,10 @@ from typing import Any
 from tests.benchmarks.figures import Goal, Sample
 from tests.benchmarks.machine import OtherLoad
 from tests.benchmarks.peers.turns import Contestant, take_turns
+from tests.benchmarks.utilisation import PASSES, forward_flops, matmul_peak
 from tests.benchmarks.workload import (
     MODELS,
+    Trajectories,
     agentic_lengths,
     count_parameters,
     make_trajectories,
@@ -48,8 +49,8 @@ def commands(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def _prepare(folder: Path, model_name: str, num_trajectories: int) -> int:
-    """Write the work; returns its real tokens."""
+def _prepare(folder: Path, model_name: str, num_trajectories: int) -> Trajectories:
+    """Write the work."""
     model = MODELS[model_name]
     config = run_config(model, num_trajectories)
     trajectories = make_trajectories(agentic_lengths(num_trajectories, 0), model.vocab_size, 0)
@@ -57,7 +58,7 @@ def _prepare(folder: Path, model_name: str, num_trajectories: int) -> int:
     for owner, seed in (("policy", 0), ("reference", 1)):
         tensors |= {f"{owner}.{k}": v for k, v in flatten_parameters(init_parameters(model, seed)).items()}
     save(folder, config, trajectories, tensors)
-    return trajectories.num_tokens
+    return trajectories
 
 
 def relative_difference(ours: Iterable[float], theirs: Iterable[float]) -> float:
@@ -69,7 +70,8 @@ def relative_difference(ours: Iterable[float], theirs: Iterable[float]) -> float
 def measure_model(model_name: str, num_trajectories: int, num_rounds: int) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
-        num_tokens = _prepare(folder, model_name, num_trajectories)
+        work = _prepare(folder, model_name, num_trajectories)
+        peak = matmul_peak()
         environment = {"JAX_PLATFORMS": "cpu"}
         contestants, about = [], {}
         for name, command in commands(folder).items():  # one by one, so that none compiles while another does
@@ -86,6 +88,8 @@ def measure_model(model_name: str, num_trajectories: int, num_rounds: int) -> di
         if name in answers
     }
     peers = [name for name in seconds if name != OURS]
+    num_tokens, flops = work.num_tokens, PASSES * forward_flops(MODELS[model_name], work.lengths).total
+    rates = {name: Sample.of(num_tokens / s for s in each) for name, each in seconds.items()}
     return {
         "model": model_name,
         "num_parameters": count_parameters(MODELS[model_name]),
@@ -94,7 +98,9 @@ def measure_model(model_name: str, num_trajectories: int, num_rounds: int) -> di
         "about": about,
         "losses": losses,
         "loss_difference": relative_difference(losses[OURS], losses[TORCH]) if TORCH in losses else None,
-        "tokens_per_second": {name: Sample.of(num_tokens / s for s in each) for name, each in seconds.items()},
+        "tokens_per_second": rates,
+        "matmul_peak_flops_per_second": peak,
+        "utilisation": {name: rate.median * flops / num_tokens / peak for name, rate in rates.items()},
         # Per round, so that what slowed the machine slowed both.
         "ours_over": {
             name: Sample.of(b / a for a, b in zip(seconds[OURS], seconds[name], strict=True)) for name in peers
@@ -126,15 +132,16 @@ def report(figures: dict[str, Any]) -> None:
             f"\nTraining {model['model']} ({model['num_parameters']:,} parameters): {model['num_trajectories']} "
             f"trajectories, {model['num_tokens']} real tokens per update; others used {model['other_load_cpus']:.2f} CPUs"
         )
-        print(f"{'':16}{'tokens/s':>10}{'lowest':>10}{'highest':>10}{'ours over it':>24}  layout")
+        print(f"{'':16}{'tokens/s':>10}{'lowest':>10}{'highest':>10}{'of peak':>9}{'ours over it':>24}  layout")
         for name, rate in model["tokens_per_second"].items():
             ratio = model["ours_over"].get(name)
             about = model["about"][name]
             print(
-                f"{name:16}{rate.median:>10.0f}{rate.low:>10.0f}{rate.high:>10.0f}"
+                f"{name:16}{rate.median:>10.0f}{rate.low:>10.0f}{rate.high:>10.0f}{model['utilisation'][name]:>9.1%}"
                 f"{format(ratio, '.2f') if ratio else '1':>24}  {about['layout']}, "
                 f"{model['num_tokens'] / about['padded_tokens']:.0%} real"
             )
+        print(f"the matmul peak is {model['matmul_peak_flops_per_second'] / 1e9:.0f} GFLOP/s here")
         if model["loss_difference"] is not None:
             print(
                 f"losses of ours and PyTorch differ by {model['loss_difference']:.1e} over {len(model['losses'][OURS])} updates"

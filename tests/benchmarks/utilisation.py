@@ -66,7 +66,7 @@ def matmul_peak(seconds: float = 2.0) -> float:
     return max(rates)
 
 
-NUM_CALLS = 3
+NUM_CALLS = 2
 
 Part = Callable[[PackedArrays], Any]
 """What one window costs in a part of the update."""
