@@ -22,8 +22,10 @@ from tunix_core.config import ModelConfig, RunConfig
 from tunix_core.data.packing import PackedArrays
 from tunix_core.distributed.mesh import make_mesh
 from tunix_core.learner.train_step import make_optimizer, make_train_step
+from tunix_core.models.attention import Scores, packed_mix
 from tunix_core.models.decoder import Params, init_parameters, token_logprobs
-from tunix_core.models.layers import packed_mix, rotation
+from tunix_core.models.flops import attention_flops, product_flops
+from tunix_core.models.layers import Setting, rotation
 from tunix_core.models.parameters import block
 
 PASSES = 4
@@ -45,14 +47,8 @@ class Flops(NamedTuple):
 
 def forward_flops(model: ModelConfig, lengths: np.ndarray) -> Flops:
     num_tokens = int(lengths.sum())
-    pairs = float((lengths * (lengths + 1) / 2).sum())
-    heads, kv_heads = model.num_heads * model.head_width, model.num_kv_heads * model.head_width
-    weights = 2 * model.model_width * (heads + kv_heads) + 3 * model.model_width * model.mlp_width
-    return Flops(
-        dense=2.0 * num_tokens * model.num_layers * weights,
-        attention=2 * 2 * pairs * heads * model.num_layers,  # scores, and their product with the values
-        head=2.0 * num_tokens * model.model_width * model.vocab_size,
-    )
+    head = 2 * num_tokens * model.model_width * model.vocab_size
+    return Flops(product_flops(model, num_tokens) - head, attention_flops(model, lengths), head)
 
 
 def matmul_peak(seconds: float = 2.0) -> float:
@@ -84,22 +80,24 @@ def _parts(config: RunConfig, params: Params, width: int) -> dict[str, Part]:
     key, value = (normal(1, width, model.num_kv_heads, model.head_width) for _ in range(2))
     hidden = normal(1, width, model.model_width)
 
+    scores = Scores(model.query_scale)
+
     def attention(operands: Any, window: PackedArrays) -> jax.Array:
         query, key, value = operands
         for _ in range(model.num_layers):  # each layer attends to what the one before made
-            query = packed_mix(window.segment_ids)(query, key, value)[0]
+            query = packed_mix(window.segment_ids, scores)(query, key, value)[0]
         return query.sum()
 
     def dense(operands: Any, window: PackedArrays) -> jax.Array:
         blocks, x = operands
-        angles = rotation(window.positions, model.head_width, model.rope_theta)
+        angles = rotation(window.positions, model)
         repeats = model.num_heads // model.num_kv_heads
 
         def mix(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, None]:
             return query + jnp.repeat(key + value, repeats, axis=2), None
 
         for layer in range(model.num_layers):
-            x = block(model, jax.tree.map(lambda leaf, i=layer: leaf[i], blocks))(x, angles, mix)[0]
+            x = block(model, jax.tree.map(lambda leaf, i=layer: leaf[i], blocks))(x, Setting(angles, mix))[0]
         return x.sum()
 
     def head(operands: Any, window: PackedArrays) -> jax.Array:

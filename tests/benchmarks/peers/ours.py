@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.benchmarks.peers.turns import serve
 from tests.benchmarks.workload import Trajectories, run_config
-from tunix_core.config import ModelConfig
+from tunix_core.config import config_from_dict
 from tunix_core.distributed.compilation import enable_compilation_cache
 from tunix_core.distributed.mesh import make_mesh
 from tunix_core.learner.train_step import make_train_step
@@ -22,7 +22,7 @@ def main(folder: Path) -> None:
     enable_compilation_cache()
     settings = json.loads((folder / "work.json").read_text())
     arrays = dict(np.load(folder / "work.npz"))
-    model = ModelConfig(**settings["model"])
+    model = config_from_dict({"recipe": "benchmark", "model": settings["model"]}).model
     config = run_config(model, settings["num_trajectories"])
     trajectories = Trajectories(**{k.removeprefix("trajectory."): v for k, v in arrays.items() if "trajectory." in k})
     tensors = {

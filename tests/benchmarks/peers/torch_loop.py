@@ -64,15 +64,15 @@ def hidden_states(params: Tensors, model: dict[str, Any], tokens: torch.Tensor) 
     for i in range(model["num_layers"]):
         layer = {k.removeprefix(f"{i}."): leaf for k, leaf in params.items() if k.startswith(f"{i}.")}
         y = rms_norm(x, layer["attention_norm.scale"], model["norm_epsilon"])
-        query = rotate(split(y @ layer["attention.query"], heads), cosine, sine)
-        key = rotate(split(y @ layer["attention.key"], kv_heads), cosine, sine)
-        value = split(y @ layer["attention.value"], kv_heads)
+        query = rotate(split(y @ layer["attention.query.weight"], heads), cosine, sine)
+        key = rotate(split(y @ layer["attention.key.weight"], kv_heads), cosine, sine)
+        value = split(y @ layer["attention.value.weight"], kv_heads)
         if heads != kv_heads:
             key, value = (z.repeat_interleave(heads // kv_heads, dim=1) for z in (key, value))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + mixed.transpose(1, 2).reshape(rows, length, -1) @ layer["attention.output"]
+        x = x + mixed.transpose(1, 2).reshape(rows, length, -1) @ layer["attention.output.weight"]
         y = rms_norm(x, layer["mlp_norm.scale"], model["norm_epsilon"])
-        x = x + (F.silu(y @ layer["mlp.gate"]) * (y @ layer["mlp.up"])) @ layer["mlp.down"]
+        x = x + (F.silu(y @ layer["mlp.gate.weight"]) * (y @ layer["mlp.up.weight"])) @ layer["mlp.down.weight"]
     return rms_norm(x, params["final_norm.scale"], model["norm_epsilon"])
 
 

@@ -78,13 +78,13 @@ def make_model(model: dict[str, Any], tensors: dict[str, np.ndarray]) -> Llama3:
     names = {
         "input_layernorm.w": "attention_norm.scale",
         "post_attention_layernorm.w": "mlp_norm.scale",
-        "attn.q_proj.w": "attention.query",
-        "attn.k_proj.w": "attention.key",
-        "attn.v_proj.w": "attention.value",
-        "attn.o_proj.w": "attention.output",
-        "mlp.gate_proj.kernel": "mlp.gate",
-        "mlp.up_proj.kernel": "mlp.up",
-        "mlp.down_proj.kernel": "mlp.down",
+        "attn.q_proj.w": "attention.query.weight",
+        "attn.k_proj.w": "attention.key.weight",
+        "attn.v_proj.w": "attention.value.weight",
+        "attn.o_proj.w": "attention.output.weight",
+        "mlp.gate_proj.kernel": "mlp.gate.weight",
+        "mlp.up_proj.kernel": "mlp.up.weight",
+        "mlp.down_proj.kernel": "mlp.down.weight",
     }
     for i in range(config.num_layers):
         wanted |= {f"layers.{i}.{theirs}": tensors[f"blocks.{ours}"][i] for theirs, ours in names.items()}
