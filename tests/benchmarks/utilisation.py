@@ -141,7 +141,7 @@ def measure_model(name: str, num_trajectories: int, peak: float, seconds: float)
         float(metrics["loss"])
 
     taken = time_calls(update, seconds=seconds, at_least=NUM_CALLS)
-    windows = [PackedArrays(*(array[i : i + 1] for array in arrays)) for i in range(len(arrays.tokens))]
+    windows = [jax.tree.map(lambda array, i=i: array[i : i + 1], arrays) for i in range(len(arrays.tokens))]
     parts = {
         part: time_calls(
             lambda run=run: [run(window) for window in windows], seconds=seconds, at_least=NUM_CALLS

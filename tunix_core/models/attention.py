@@ -179,7 +179,7 @@ class _Row(NamedTuple):
 
 
 def _segment_mix(
-    segment_ids: jax.Array, scores: Scores, visible_tokens: jax.Array | None, block_tokens: int = 128
+    segment_ids: jax.Array, scores: Scores, visible_tokens: jax.Array | None, block_tokens: int = 64
 ) -> Mix:
     num_tokens = segment_ids.shape[1]
     block = min(block_tokens, num_tokens)
