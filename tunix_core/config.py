@@ -10,6 +10,7 @@ import dataclasses
 import importlib.resources
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -589,9 +590,9 @@ class RunConfig:
             "none with model.lora_rank",
             "The reference of adapters is their base.",
         )
-        version_zero = self.start_uri.rstrip("/").endswith("/00000000")
+        started = re.search(r"/policies/(\d{8})/?$", self.start_uri)
         _require(
-            not self.start_uri or version_zero or bool(self.reference_uri) or bool(self.model.lora_rank),
+            started is None or int(started[1]) == 0 or bool(self.reference_uri) or bool(self.model.lora_rank),
             "reference_uri",
             self.reference_uri,
             f"a policy folder with start_uri = {self.start_uri}",

@@ -6,6 +6,7 @@ The batches of a run follow from its seed and its examples alone. A run that was
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -102,8 +103,7 @@ def schedule(num_examples: int, options: FineTuneConfig, seed: int) -> list[Plan
             for first in range(0, num_examples, options.examples_per_step):
                 yield Planned(epoch, order[first : first + options.examples_per_step])
 
-    planned = list(steps())
-    return planned[: options.num_steps] if options.num_steps else planned
+    return list(itertools.islice(steps(), options.num_steps or None))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
