@@ -198,7 +198,7 @@ def gguf_model(folder: Path) -> str:
     recipe = folder / "pretrained.toml"
     recipe.write_text(
         f'{model_section(model.model_config())}pretrained_uri = "{folder / "model"}"\n'
-        "[learner]\nwindow_tokens = 256\n[fine_tune]\nexamples_per_step = 3\nheld_out_fraction = 0\n"
+        "[learner]\nwindow_tokens = 128\nwindows_per_microbatch = 1\n[fine_tune]\nexamples_per_step = 3\nheld_out_fraction = 0\n"
         "[optimizer]\nlearning_rate = 0.02\nwarmup_steps = 0\n"
     )
     return str(recipe)
