@@ -12,8 +12,8 @@ import sys
 
 from tunix_core import paths
 from tunix_core.config import load_recipe, parse_overrides
-from tunix_core.errors import ConfigError, TunixError
-from tunix_core.storage.run_directory import create_run
+from tunix_core.errors import TunixError
+from tunix_core.storage.run_directory import create_run, name_from_uri
 from tunix_core.storage.store import open_store
 
 
@@ -26,21 +26,13 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         store = open_store(arguments.run)
-        name = paths.name("--name", arguments.name or _last_part(store.uri))
+        name = paths.name("--name", arguments.name or name_from_uri(store.uri))
         create_run(store, load_recipe(arguments.recipe, parse_overrides(arguments.set)), run_id=name)
     except TunixError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
     print(f"{store.uri}: {paths.RUN} is there")
     return 0
-
-
-def _last_part(uri: str) -> str:
-    _, _, path = uri.partition("://")
-    last = path.rstrip("/").rsplit("/", 1)[-1]
-    if not last:
-        raise ConfigError("--run", uri, "a URI with a last part", "Name the run with --name.")
-    return last.lower()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Makes policy version 0 from scripted demonstrations: `python -m tasks.warm_start --run URI`.
+"""Makes policy version 0: `python -m tasks.warm_start --run URI`.
 
-Done once per run: with version 0 published it exits at once, so a repeated task changes nothing.
+From scripted demonstrations, or, where the run has a `start_uri`, that policy as it is. Done once per run: with version 0 published it exits at once, so a repeated task changes nothing.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from tasks.entry import Task, run_task
@@ -19,8 +20,7 @@ from tunix_core.storage.store import finite_or_none
 
 
 def _warm_start(task: Task) -> None:
-    policies = PolicyStore(task.store)
-    if policies.current() is not None:
+    if PolicyStore(task.store).current() is not None:
         task.log("policy version 0 is published; nothing to do")
         return
     # JAX and its compilations only when there is something to train.
@@ -28,19 +28,20 @@ def _warm_start(task: Task) -> None:
     from tunix_core.distributed.compilation import enable_compilation_cache
     from tunix_core.environments import task_seed
     from tunix_core.learner.supervised import warm_start
+    from tunix_core.learner.weights import load_start
     from tunix_core.models.parameters import (
         Params,
         adapted,
         base_parameters,
-        flatten_parameters,
         init_parameters,
         unflatten_parameters,
     )
-    from tunix_core.pretrained.loading import base_entry, load_tokenizer, open_pretrained
+    from tunix_core.pretrained.loading import load_tokenizer, open_pretrained
 
     enable_compilation_cache()
     config = task.config
     started = time.monotonic()
+    start = load_start(config) if config.start_uri else None
     folder = open_pretrained(config.model)
     base = unflatten_parameters(config.model.base(), folder.tensors()) if folder else None
     fresh = init_parameters(config.model, config.seed)
@@ -58,27 +59,43 @@ def _warm_start(task: Task) -> None:
         write_heartbeat(task.store, task.process, progress)
         task.log("warm start: step {num_steps} loss {loss:.3f} held-out success {success:.3f}".format(**progress))
 
+    if start is not None:
+        params, sha256 = start
+        success = evaluate(params)
+        report({"num_steps": 0, "loss": float("nan"), "success": success})
+        origin = {"start_uri": config.start_uri, "start_sha256": sha256}
+        publish_start(task, params, {"held_out_success": success, "num_tasks": len(seeds), **origin})
+        return
     result = warm_start(config, evaluate, report, tokenizer=load_tokenizer(config.model), pretrained=base)
-    tensors = flatten_parameters(result.params)
-    SnapshotStore(task.store).write(0, tensors, incarnation=task.incarnation)
     gate = {
         "held_out_success": result.success,
         "num_tasks": len(seeds),
         "num_steps": result.num_steps,
         "loss": result.loss,
     }
+    publish_start(task, result.params, gate)
+
+
+def publish_start(task: Task, params: Mapping[str, Any], gate: Mapping[str, Any]) -> None:
+    """Publish what is trained (host arrays) as policy version 0, and as the snapshot that a learner starts from."""
+    from tunix_core.models.parameters import flatten_parameters
+    from tunix_core.pretrained.loading import base_entry, open_pretrained
+
+    tensors = flatten_parameters(dict(params))
+    SnapshotStore(task.store).write(0, tensors, incarnation=task.incarnation)
+    model = task.config.model
     try:
-        policies.publish(
+        PolicyStore(task.store).publish(
             0,
             tensors,
-            config=config_to_dict(config),
+            config=config_to_dict(task.config),
             parent=None,
             publisher=task.process,
             gate=finite_or_none(gate),
-            base=base_entry(folder, config.model),
+            base=base_entry(open_pretrained(model), model),
         )
     except ObjectExists:
-        task.log("another warm start published version 0 first; its weights stand")
+        task.log("another process published version 0 first; its weights stand")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,6 +10,7 @@ import dataclasses
 import importlib.resources
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -83,6 +84,46 @@ class WarmStartConfig:
         _require_range("warm_start.evaluate_every_steps", self.evaluate_every_steps, 1)
         _require_range("warm_start.target_success_low", self.target_success_low, 0, 1)
         _require_range("warm_start.target_success_high", self.target_success_high, self.target_success_low, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FineTuneConfig:
+    """Supervised training from files, `python -m tasks.fine_tune`: batches, length and held-out loss.
+
+    An example is a conversation, or a pair of answers. Rate and warm-up are the optimizer's, windows the learner's.
+    """
+
+    num_epochs: int = 1
+    """Each example once per epoch, in an order of the epoch's own."""
+    num_steps: int = 0
+    """At most so many optimizer steps; 0: as many as the epochs have."""
+    examples_per_step: int = 32
+    """The last step of an epoch takes what is left."""
+    held_out_fraction: float = 0.05
+    """Of the examples, drawn by the seed and never trained on; rounded up to a whole one."""
+    evaluate_every_steps: int = 50
+    """Held-out loss after every so many steps, beside the start and the end."""
+
+    def __post_init__(self) -> None:
+        _require_range("fine_tune.num_epochs", self.num_epochs, 1)
+        _require_range("fine_tune.num_steps", self.num_steps, 0)
+        _require_range("fine_tune.examples_per_step", self.examples_per_step, 1)
+        _require_range("fine_tune.held_out_fraction", self.held_out_fraction, 0, 0.9)
+        _require_range("fine_tune.evaluate_every_steps", self.evaluate_every_steps, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreferencesConfig:
+    """Direct preference optimisation, see `rl.preferences`."""
+
+    beta: float = 0.1
+    """How strongly the policy is held to its start: the larger, the closer."""
+    label_smoothing: float = 0.0
+    """Chance that a pair's label is wrong; below one half."""
+
+    def __post_init__(self) -> None:
+        _require_range("preferences.beta", self.beta, 1e-6)
+        _require_range("preferences.label_smoothing", self.label_smoothing, 0, 0.499)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -528,9 +569,14 @@ class RunConfig:
     seed: int = 0
     reference_uri: str = ""
     """Policy folder that is the KL reference; empty: this run's policy version 0."""
+    start_uri: str = ""
+    """Policy folder, `<run URI>/policies/<eight digits>`, whose weights the run starts from: its version 0, as they are.
+    Empty: the pretrained model or fresh parameters, and a warm start."""
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     environment: EnvironmentConfig = EnvironmentConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
+    fine_tune: FineTuneConfig = FineTuneConfig()
+    preferences: PreferencesConfig = PreferencesConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     mesh: MeshConfig = MeshConfig()
@@ -566,6 +612,15 @@ class RunConfig:
             self.reference_uri,
             "none with model.lora_rank",
             "The reference of adapters is their base.",
+        )
+        started = re.search(r"/policies/(\d{8})/?$", self.start_uri)
+        _require(
+            started is None or int(started[1]) == 0 or bool(self.reference_uri) or bool(self.model.lora_rank),
+            "reference_uri",
+            self.reference_uri,
+            f"a policy folder with start_uri = {self.start_uri}",
+            "Such a start has been trained by reinforcement already: name the supervised policy it came from, that run's "
+            "reference.",
         )
         _require(
             self.actor.min_actors <= self.actor.num_groups * self.actor.replicas,

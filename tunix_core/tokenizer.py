@@ -27,8 +27,8 @@ class Tokenizer(Protocol):
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`, marks by visible names."""
 
-    def opening(self, instructions: str, question: str) -> list[int]:
-        """The start of a sequence up to where the policy speaks."""
+    def opening(self, instructions: str | None, question: str) -> list[int]:
+        """The start of a sequence up to where the policy speaks; None: as the tokenizer starts one without instructions."""
 
     def reply(self, text: str) -> list[int]:
         """What follows the policy's `end_of_turn`: the environment's answer, up to where the policy speaks again."""
@@ -70,7 +70,7 @@ class ByteTokenizer:
         pieces.append(run.decode("utf-8", errors="replace"))
         return "".join(pieces)
 
-    def opening(self, instructions: str, question: str) -> list[int]:
+    def opening(self, instructions: str | None, question: str) -> list[int]:
         del instructions
         return [self.BOS, *self.encode(question), self.END_OF_TURN]
 

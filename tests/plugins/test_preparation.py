@@ -42,6 +42,15 @@ def test_roots_and_names_from_outside_are_checked(root: str) -> None:
     assert "/.." not in run_uri(root, "../..", "a/b:+")
 
 
+@pytest.mark.parametrize("option", ["start_uri", "reference_uri", "model.pretrained_uri"])
+def test_weights_from_outside_the_roots_are_refused(root: str, option: str) -> None:
+    with pytest.raises(ConfigError, match="/etc"):
+        preparation.open_run(root, "d", "r", "lookup", {option: "file:///etc/policies/00000000"})
+    assert not list_runs(root)
+    inside = {option: f"{root}/other/policies/00000000"}
+    assert read_run(open_store(preparation.open_run(root, "d", "r", "lookup", inside)))
+
+
 def test_empty_fields_keep_the_recipes_values() -> None:
     params = {"seed": 3, "num_steps": None, "overrides": {"actor.replicas": 2}}
     fields = {"seed": "seed", "num_steps": "learner.num_steps"}

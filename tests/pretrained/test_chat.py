@@ -27,6 +27,20 @@ def test_a_conversation_reads_as_the_template_renders_it() -> None:
     )
 
 
+def test_without_a_system_message_the_template_starts_as_it_would() -> None:
+    template = "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nHelp.<|im_end|>\n{% endif %}" + TEMPLATE
+    tokenizer = ChatTokenizer(chat_files(template), 300)
+    question = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(tokenizer.opening(None, "Hi")) == "<|im_start|>system\nHelp.<|im_end|>\n" + question
+    assert tokenizer.decode(tokenizer.opening("", "Hi")) == "<|im_start|>system\n<|im_end|>\n" + question
+    assert TOKENIZER.decode(TOKENIZER.opening(None, "Hi")) == question
+    needs_one = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('who am I?') }}{% endif %}" + TEMPLATE
+    tokenizer = ChatTokenizer(chat_files(needs_one), 300)
+    assert tokenizer.opening("a", "b") == TOKENIZER.opening("a", "b")
+    with pytest.raises(DataError, match="received no system message"):
+        tokenizer.opening(None, "Hi")
+
+
 @settings(max_examples=50, deadline=None)
 @given(texts, texts)
 def test_text_never_becomes_a_mark(text: str, other: str) -> None:

@@ -68,6 +68,7 @@ def test_its_tokenizer_gives_the_same_ids(folder: ModelFolder) -> None:
     system = opening[: opening.index(tokenizer.end_of_turn) + 2]
     assert ids[len(system) :] == GOLDEN["prompt_ids"].tolist()
     assert tokenizer.decode(GOLDEN["prompt_ids"]) == PROMPT
+    assert "helpful AI assistant" in tokenizer.decode(tokenizer.opening(None, question)), "the template's own"
 
 
 def test_the_recipe_describes_it(folder: ModelFolder) -> None:

@@ -19,7 +19,9 @@ class Demonstration(NamedTuple):
     loss_mask: np.ndarray  # bool [T], true on the policy's tokens, its end of turn included
 
 
-def encode_messages(tokenizer: Tokenizer, instructions: str, messages: Sequence[tuple[str, str]]) -> Demonstration:
+def encode_messages(
+    tokenizer: Tokenizer, instructions: str | None, messages: Sequence[tuple[str, str]]
+) -> Demonstration:
     """`(role, text)` messages, the prompt first, then policy and tool in turn, to ids with the policy's marked.
 
     Raises:

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from tunix_core.config import AlgorithmConfig, ModelConfig
+from tunix_core.config import AlgorithmConfig, ModelConfig, PreferencesConfig
 from tunix_core.learner import value_head
 from tunix_core.models.decoder import Params, hidden_states, token_logprobs
 from tunix_core.models.parameters import adapted
-from tunix_core.rl import aggregation, corrections, diagnostics, kl, losses, returns
+from tunix_core.rl import aggregation, corrections, diagnostics, kl, losses, preferences, returns
 
 Array = Any
 """On the host, on the device, or abstract."""
@@ -291,11 +291,49 @@ def supervised_objective(model: ModelConfig) -> Objective:
     return objective
 
 
+def preference_objective(model: ModelConfig, options: PreferencesConfig) -> Objective:
+    """Direct preference optimisation of packed pairs (see `rl.preferences`), against the reference.
+
+    The denominator is the update's number of pairs. With fresh adapters the reference is what they start from; with
+    whole weights pass a copy of the weights at the start.
+    """
+
+    def objective(
+        params: Params, reference: Params, batch: Batch, denominator: jax.Array, start: AtStart | None = None
+    ) -> tuple[jax.Array, Sums]:
+        del start
+        mask, segment_ids = jnp.asarray(batch.loss_mask), jnp.asarray(batch.segment_ids)
+        logprobs, _ = predictions(adapted(model, params, reference), model, batch)
+        anchor = jax.lax.stop_gradient(predictions(reference, model.base(), batch)[0])
+        ratios = preferences.pair_sums(logprobs - anchor, mask, segment_ids)
+        loss = preferences.dpo(*ratios, options.beta, options.label_smoothing)
+        once = preferences.first_of_pair(batch.positions, segment_ids)
+        margin = jax.lax.stop_gradient(options.beta * (ratios.chosen - ratios.rejected))
+        answers = preferences.pair_sums(jax.lax.stop_gradient(logprobs), mask, segment_ids)
+        add = lambda values: aggregation.masked_sum(values, once)  # noqa: E731
+        sums = {
+            "policy_tokens": mask.sum(dtype=jnp.float32),
+            "pairs": once.sum(dtype=jnp.float32),
+            "pair_margin": add(margin),
+            # A tie is no success: at the start every pair is one, up to rounding.
+            "pair_accuracy": add((margin > 0).astype(jnp.float32)),
+            "pair_chosen_logprob": add(answers.chosen),
+            "pair_rejected_logprob": add(answers.rejected),
+        }
+        return aggregation.masked_sum(loss, once) / denominator, sums
+
+    return objective
+
+
 def finalize(sums: Sums) -> Sums:
-    """Means over the batch's policy tokens; off-policy figures where the objective has their moments."""
+    """Means over the batch's policy tokens, or pairs; off-policy figures where the objective has their moments."""
     sums = dict(sums)
     num_tokens = sums["policy_tokens"]
     figures: Sums = {"policy_tokens": num_tokens}
+    if "pairs" in sums:
+        num_pairs = sums.pop("pairs")
+        of_pairs = [name for name in sums if name.startswith("pair_")]
+        figures |= {"pairs": num_pairs, **{name: sums.pop(name) / jnp.maximum(num_pairs, 1) for name in of_pairs}}
     if set(diagnostics.Moments._fields) <= set(sums):
         total = diagnostics.Moments(**{name: sums.pop(name) for name in diagnostics.Moments._fields})
         figures |= diagnostics.finalize(total)._asdict()

@@ -15,11 +15,12 @@ import jax
 import numpy as np
 
 from tunix_core.config import RunConfig
-from tunix_core.data.packing import PackedArrays, best_fit, pack
+from tunix_core.data.packing import PackedArrays, best_fit
 from tunix_core.distributed.mesh import make_mesh
 from tunix_core.environments import make_environment, task_seed
 from tunix_core.environments.demonstrations import Demonstration, demonstrations
 from tunix_core.errors import ConfigError
+from tunix_core.learner.examples import pack_examples
 from tunix_core.learner.train_step import TrainState, TrainStep, make_supervised_step
 from tunix_core.models.parameters import Params, adapters, init_parameters
 from tunix_core.tokenizer import Tokenizer
@@ -45,19 +46,7 @@ def pack_demonstrations(items: Sequence[Demonstration], num_windows: int, window
     lengths = np.array([len(item.tokens) for item in items])
     while best_fit(lengths[:kept], window_tokens).num_windows > num_windows:
         kept -= 1
-    lengths = lengths[:kept]
-    tokens = np.concatenate([item.tokens for item in items[:kept]])
-    return pack(
-        best_fit(lengths, window_tokens),
-        lengths,
-        tokens=tokens,
-        loss_mask=np.concatenate([item.loss_mask for item in items[:kept]]),
-        behavior_logprobs=np.zeros(len(tokens), np.float32),
-        advantages=np.zeros(kept, np.float32),
-        temperature=np.ones(kept, np.float32),
-        num_windows=num_windows,
-        window_tokens=window_tokens,
-    )
+    return pack_examples([(item,) for item in items[:kept]], num_windows, window_tokens)
 
 
 class _Demonstrations:

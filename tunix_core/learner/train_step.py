@@ -80,7 +80,8 @@ def _combine(first: Sums, second: Sums) -> Sums:
     return {k: jnp.maximum(first[k], second[k]) if k.startswith("max_") else first[k] + second[k] for k in first}
 
 
-def _over_devices(sums: Sums) -> Sums:
+def over_devices(sums: Sums) -> Sums:
+    """The sums of all devices, under `shard_map`."""
     return {
         k: jax.lax.pmax(v, WINDOW_AXES) if k.startswith("max_") else jax.lax.psum(v, WINDOW_AXES)
         for k, v in sums.items()
@@ -221,7 +222,7 @@ def _metrics(loss: jax.Array, norm: jax.Array, skipped: jax.Array, sums: Sums) -
         "loss": loss,
         "gradient_norm": norm,
         "nonfinite": skipped.sum(dtype=jnp.int32),
-        **finalize(_over_devices(sums)),
+        **finalize(over_devices(sums)),
     }
 
 

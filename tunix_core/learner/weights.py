@@ -1,4 +1,4 @@
-"""Where the weights of the KL reference come from."""
+"""Where the weights of the KL reference come from, and those of a start from another run's policy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from tunix_core.config import RunConfig
-from tunix_core.errors import ConfigError, CorruptObject
-from tunix_core.models.parameters import flatten_parameters
-from tunix_core.pretrained.loading import load_base
+from tunix_core.config import RunConfig, config_from_dict
+from tunix_core.errors import ConfigError, CorruptObject, ObjectMissing
+from tunix_core.models import huggingface
+from tunix_core.models.parameters import Params, flatten_parameters, trained_parameters, unflatten_parameters
+from tunix_core.pretrained.loading import base_entry, load_base, open_pretrained, same_tokenizer
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.store import ObjectStore, open_store
 
@@ -32,19 +33,59 @@ def load_reference(store: ObjectStore, config: RunConfig, extra: Mapping[str, An
     """
     if config.model.lora_rank:
         return flatten_parameters(load_base(config.model))
-    version = 0
+    policies, version = PolicyStore(store), 0
     if config.reference_uri:
-        match = re.fullmatch(r"(.+)/policies/(\d{8})/?", config.reference_uri)
-        if match is None:
-            raise ConfigError(
-                "reference_uri",
-                config.reference_uri,
-                "<run URI>/policies/<eight digits>",
-                "Name the folder of a published policy version.",
-            )
-        store, version = open_store(match[1]), int(match[2])
-    tensors, manifest = PolicyStore(store).load(version)
+        policies, version = policy_folder("reference_uri", config.reference_uri)
+    tensors, manifest = policies.load(version)
     expected, found = extra.get("reference_sha256"), manifest["files"][WEIGHTS]["sha256"]
     if expected and expected != found:
         raise CorruptObject(f"reference weights: received sha256 {found}, accepted {expected}, as run.json pins it")
     return tensors
+
+
+def policy_folder(field: str, uri: str) -> tuple[PolicyStore, int]:
+    """The policy version that `<run URI>/policies/<eight digits>` names.
+
+    Raises:
+        ConfigError: the option `field` names something else.
+    """
+    match = re.fullmatch(r"(.+)/policies/(\d{8})/?", uri)
+    if match is None:
+        raise ConfigError(
+            field, uri, "<run URI>/policies/<eight digits>", "Name the folder of a published policy version."
+        )
+    return PolicyStore(open_store(match[1])), int(match[2])
+
+
+def load_start(config: RunConfig) -> tuple[Params, str]:
+    """What the policy of `start_uri` has for this run to train on, whole weights or adapters, and its SHA-256.
+
+    Raises:
+        ConfigError: it is none, or one of another model, tokenizer or base.
+    """
+    policies, version = policy_folder("start_uri", config.start_uri)
+    try:
+        tensors, manifest = policies.load(version)
+    except ObjectMissing:
+        raise ConfigError("start_uri", config.start_uri, "a published policy version", "Check the URI.") from None
+    ours, theirs = config.model, config_from_dict(policies.config(version)).model
+    different = huggingface.differences(ours, theirs)
+    if not different and not same_tokenizer(ours, theirs):
+        different = ["the tokenizer"]
+    if different:
+        raise ConfigError(
+            "model", "; ".join(different), f"the model of {config.start_uri}", "Take the [model] section of its run."
+        )
+    base = base_entry(open_pretrained(ours), ours)
+    names = ("lora_rank", "lora_alpha", "lora_targets") if ours.lora_rank or theirs.lora_rank else ()
+    unlike = [f"{name}: {getattr(theirs, name)!r}" for name in names if getattr(ours, name) != getattr(theirs, name)]
+    if (manifest["base"] or {}).get("sha256") != (base or {}).get("sha256"):
+        unlike.append("another base")
+    if unlike:
+        raise ConfigError(
+            "start_uri",
+            f"{config.start_uri} ({'; '.join(unlike)})",
+            "whole weights for a run without adapters, or else the same adapters of the same base",
+            "Merge adapters into a model of their own with tunixctl export-model and import-model.",
+        )
+    return unflatten_parameters(ours, tensors, trained_parameters(ours)), manifest["files"][WEIGHTS]["sha256"]

@@ -9,7 +9,7 @@ that way (one that rewrites earlier turns, say) is refused when it is loaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tunix_core.errors import DataError
@@ -48,7 +48,7 @@ class ChatTokenizer:
             )
         self.vocab_size = vocab_size
         pieces = _template_pieces(files, reply_role)
-        self._to_question, self._after_question, after_answer, self._after_reply = pieces
+        self._to_question, self._without_system, self._after_question, after_answer, self._after_reply = pieces
         ended = self._marked(after_answer)
         self.end_of_turn = ended[0] if ended else -1
         if not ended or ended[0] not in self._tokenizer.get_added_tokens_decoder():
@@ -65,15 +65,20 @@ class ChatTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
 
-    def opening(self, instructions: str, question: str) -> list[int]:
-        before, _, between = self._to_question.partition(_SYSTEM)
-        return [
-            *self._marked(before),
-            *self.encode(instructions),
-            *self._marked(between),
-            *self.encode(question),
-            *self._marked(self._after_question),
-        ]
+    def opening(self, instructions: str | None, question: str) -> list[int]:
+        """See `tokenizer.Tokenizer`; without instructions the template's own, where it has some (not so with "").
+
+        Raises:
+            DataError: the template cannot do without a system message.
+        """
+        if instructions is None:
+            if self._without_system is None:
+                raise DataError("chat template: received no system message, accepted conversations with one only")
+            start = self._marked(self._without_system)
+        else:
+            before, _, between = self._to_question.partition(_SYSTEM)
+            start = [*self._marked(before), *self.encode(instructions), *self._marked(between)]
+        return [*start, *self.encode(question), *self._marked(self._after_question)]
 
     def reply(self, text: str) -> list[int]:
         return [*self._before_reply, *self.encode(text), *self._generation]
@@ -84,9 +89,9 @@ class ChatTokenizer:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _template_pieces(files: Mapping[str, str], reply_role: str) -> tuple[str, str, str, str]:
-    """Text before the question (with the instructions' place), between question and answer, between answer
-    and reply, and between reply and answer."""
+def _template_pieces(files: Mapping[str, str], reply_role: str) -> tuple[str, str | None, str, str, str]:
+    """Text before the question (with the instructions' place, and without instructions), between question and
+    answer, between answer and reply, and between reply and answer."""
     system, first = {"role": "system", "content": _SYSTEM}, {"role": "user", "content": _FIRST}
     answer, second = {"role": "assistant", "content": _ANSWER}, {"role": reply_role, "content": _SECOND}
     render = _renderer(files)
@@ -105,7 +110,16 @@ def _template_pieces(files: Mapping[str, str], reply_role: str) -> tuple[str, st
     expected = first_answer + _LAST + after_answer + _SECOND + after_reply
     if second_answer != expected:
         raise DataError("chat template: renders the second turn unlike the first; accepted one that treats turns alike")
-    return to_question, after_question, after_answer, after_reply
+    return to_question, _without_system(render, first, after_question), after_question, after_answer, after_reply
+
+
+def _without_system(render: Callable[[list[dict[str, str]]], str], first: dict[str, str], after: str) -> str | None:
+    """Text before the question where there is no system message; None where the template needs one."""
+    try:
+        before, separator, rest = render([first]).partition(_FIRST)
+    except DataError:
+        return None
+    return before if separator and rest == after else None
 
 
 def _renderer(files: Mapping[str, str]) -> Any:

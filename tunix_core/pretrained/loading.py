@@ -28,6 +28,16 @@ def load_tokenizer(model: ModelConfig) -> Tokenizer:
     return ChatTokenizer(open_model(model.pretrained_uri).texts(), model.vocab_size)
 
 
+def same_tokenizer(one: ModelConfig, other: ModelConfig) -> bool:
+    """Whether the ids of the two mean the same."""
+    if one.pretrained_uri == other.pretrained_uri:
+        return True
+    if not (one.pretrained_uri and other.pretrained_uri):
+        return False
+    first, second = (open_model(model.pretrained_uri).texts() for model in (one, other))
+    return first["tokenizer.json"] == second["tokenizer.json"]
+
+
 def open_pretrained(model: ModelConfig) -> ModelFolder | None:
     """The run's pretrained model, checked against its configuration; None where it starts from scratch."""
     if not model.pretrained_uri:

@@ -61,6 +61,15 @@ def read_run(store: ObjectStore) -> tuple[RunConfig, dict[str, Any]]:
     return config_from_dict(config), details
 
 
+def name_from_uri(uri: str) -> str:
+    """The last part of a run's URI, for a run that nobody named."""
+    _, _, path = uri.partition("://")
+    last = path.rstrip("/").rsplit("/", 1)[-1]
+    if not last:
+        raise ConfigError("run URI", uri, "one with a last part", "Name the run with --name.")
+    return last.lower()
+
+
 def list_runs(root: str) -> list[str]:
     """Names of the runs directly under a root, in order. Costs one listing of folders, not of keys."""
     uri = normalize_uri(root)
