@@ -19,6 +19,12 @@ def sorted_microbatches(lengths: np.ndarray, max_tokens: int) -> list[list[int]]
     return batches
 
 
+def batch_padded_microbatches(num: int, rows: int) -> list[list[int]]:
+    """Rows in the order of arrival, so many to a micro-batch: how TRL's GRPO trainer splits a generation batch that it
+    has padded to its longest (`_prepare_inputs`: pad, shuffle, `split_tensor_dict`)."""
+    return [list(range(start, min(start + rows, num))) for start in range(0, num, rows)]
+
+
 def even_rows(num: int, length: int, max_tokens: int) -> int:
     """The largest divisor of `num` whose rows of `length` stay within `max_tokens`; 1 where none does."""
     return max(rows for rows in range(1, num + 1) if num % rows == 0 and (rows == 1 or rows * length <= max_tokens))

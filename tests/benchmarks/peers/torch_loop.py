@@ -18,8 +18,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tests.benchmarks.peers.padding import sorted_microbatches
+from tests.benchmarks.peers.padding import batch_padded_microbatches, sorted_microbatches
 from tests.benchmarks.peers.turns import serve
+
+TRL_ROWS = 8
+"""TRL's default `per_device_train_batch_size`."""
 
 MICROBATCH_TOKENS = 1024
 """Padded. Of 512 to 16384 the small ones are fastest, on one core and for both models: more of them is real."""
@@ -95,14 +98,20 @@ def loss_sum(current: torch.Tensor, reference: torch.Tensor, batch: Tensors, alg
     return (weight * (policy + algorithm["kl_coefficient"] * ratio * k3)).sum()
 
 
-def microbatches(arrays: dict[str, np.ndarray]) -> list[Tensors]:
+def microbatches(arrays: dict[str, np.ndarray], layout: str) -> list[Tensors]:
+    """`sorted`: rows of like length together, each micro-batch as wide as its longest. `trl`: as TRL lays them out."""
+    lengths = arrays["trajectory.lengths"]
+    if layout == "trl":
+        batches = batch_padded_microbatches(len(lengths), TRL_ROWS)
+        return [_padded(arrays, rows, int(lengths.max())) for rows in batches]
+    batches = sorted_microbatches(lengths, MICROBATCH_TOKENS)
+    return [_padded(arrays, rows, int(lengths[rows[0]])) for rows in batches]
+
+
+def _padded(arrays: dict[str, np.ndarray], rows: list[int], width: int) -> Tensors:
     lengths = arrays["trajectory.lengths"]
     offsets = np.cumsum(lengths) - lengths
-    return [_padded(arrays, rows, lengths, offsets) for rows in sorted_microbatches(lengths, MICROBATCH_TOKENS)]
-
-
-def _padded(arrays: dict[str, np.ndarray], rows: list[int], lengths: np.ndarray, offsets: np.ndarray) -> Tensors:
-    shape = (len(rows), int(lengths[rows[0]]))
+    shape = (len(rows), width)
     tokens, mask, behavior = np.zeros(shape, np.int64), np.zeros(shape, bool), np.zeros(shape, np.float32)
     for row, i in enumerate(rows):
         own = slice(offsets[i], offsets[i] + lengths[i])
@@ -120,7 +129,7 @@ def _padded(arrays: dict[str, np.ndarray], rows: list[int], lengths: np.ndarray,
     }
 
 
-def main(folder: Path, num_threads: int) -> None:
+def main(folder: Path, num_threads: int, layout: str) -> None:
     torch.set_num_threads(num_threads)
     settings = json.loads((folder / "work.json").read_text())
     model, algorithm, optimizer = (settings[name] for name in ("model", "algorithm", "optimizer"))
@@ -137,7 +146,7 @@ def main(folder: Path, num_threads: int) -> None:
     )
 
     def update() -> dict[str, Any]:
-        batches = microbatches(arrays)
+        batches = microbatches(arrays, layout)
         num_policy_tokens = sum(int(batch["mask"].sum()) for batch in batches)
         adamw.zero_grad(set_to_none=True)
         total = 0.0
@@ -151,10 +160,13 @@ def main(folder: Path, num_threads: int) -> None:
         adamw.step()
         return {"loss": total}
 
-    padded = sum(batch["tokens"].numel() for batch in microbatches(arrays))
-    layout = f"{len(microbatches(arrays))} padded micro-batches"
-    serve(update, {"versions": {"torch": torch.__version__}, "layout": layout, "padded_tokens": padded})
+    batches = microbatches(arrays, layout)
+    padded = sum(batch["tokens"].numel() for batch in batches)
+    described = f"{len(batches)} micro-batches, " + (
+        "sorted by length" if layout == "sorted" else "padded to the longest"
+    )
+    serve(update, {"versions": {"torch": torch.__version__}, "layout": described, "padded_tokens": padded})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
