@@ -505,6 +505,34 @@ class EvaluationConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GoalsConfig:
+    """What the recipe promises of a whole run; the report says what was met, and `make demo` fails where it was not.
+
+    Staleness bound, ledger, no repetition and no compilation after warm-up are promised by every run.
+    """
+
+    success: float = 0.8
+    """Held-out success at the end."""
+    gain: float = 0.4
+    """… and how much of it the run added."""
+    num_actors: int = 2
+    num_versions: int = 10
+    """Policy versions whose trajectories were generated."""
+    stale_fraction: float = 0.1
+    """Of tokens read, at most."""
+    feed_ratio: float = 0.6
+    """Learner's tokens/s over its own from a full buffer."""
+
+    def __post_init__(self) -> None:
+        _require_range("goals.success", self.success, 0, 1)
+        _require_range("goals.gain", self.gain, 0, 1)
+        _require_range("goals.num_actors", self.num_actors, 1)
+        _require_range("goals.num_versions", self.num_versions, 1)
+        _require_range("goals.stale_fraction", self.stale_fraction, 0, 1)
+        _require_range("goals.feed_ratio", self.feed_ratio, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LauncherConfig:
     """Where local processes run while a run trains. Empty: the operating system decides."""
 
@@ -587,6 +615,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     launcher: LauncherConfig = LauncherConfig()
+    goals: GoalsConfig = GoalsConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
 
     def __post_init__(self) -> None:

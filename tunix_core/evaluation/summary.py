@@ -6,6 +6,7 @@ learner, checked against the audit; rates from the metrics.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,13 +20,6 @@ from tunix_core.storage.control import read_heartbeats
 from tunix_core.storage.metrics_files import read_metrics
 from tunix_core.storage.store import ObjectStore
 from tunix_core.types import LEDGER_CLASSES
-
-GOAL_SUCCESS = 0.8
-GOAL_GAIN = 0.4
-GOAL_STALE_FRACTION = 0.1
-GOAL_FEED_RATIO = 0.6
-MIN_VERSIONS = 10
-MIN_ACTORS = 2
 
 
 def _last(metrics: Mapping[str, np.ndarray], name: str) -> float:
@@ -88,6 +82,7 @@ def build_summary(
         "tokens_per_second_vs_full_buffer": rate / full_buffer_tokens_per_second,
         "tokens_generated": audit.generated_tokens,
         "unreadable_shards": len(audit.unreadable),
+        "goals": dataclasses.asdict(config.goals),
     }
 
 
@@ -98,20 +93,24 @@ def mean_staleness(audit: RunAudit) -> float:
 
 
 def goals(summary: Mapping[str, Any]) -> Sequence[tuple[str, bool]]:
-    """What the demonstration promises, and whether it holds; in words for people."""
+    """What the recipe promises (`GoalsConfig`) and every run must keep, and whether it holds; in words for people."""
     before, after = summary["success_before"]["value"], summary["success_after"]["value"]
+    goal = summary["goals"]
     return [
-        (f"held-out success at least {GOAL_SUCCESS:.0%}", after >= GOAL_SUCCESS),
-        (f"gained at least {GOAL_GAIN:.0%}", after - before >= GOAL_GAIN),
-        (f"at least {MIN_ACTORS} actor processes", summary["num_actor_processes"] >= MIN_ACTORS),
-        (f"trajectories of at least {MIN_VERSIONS} versions", summary["num_policy_versions"] >= MIN_VERSIONS),
+        (f"held-out success at least {goal['success']:.0%}", after >= goal["success"]),
+        (f"gained at least {goal['gain']:.0%}", after - before >= goal["gain"]),
+        (f"at least {goal['num_actors']} actor processes", summary["num_actor_processes"] >= goal["num_actors"]),
+        (
+            f"trajectories of at least {goal['num_versions']} versions",
+            summary["num_policy_versions"] >= goal["num_versions"],
+        ),
         ("no gradient above the staleness bound", summary["staleness_violations"] == 0),
         ("no trajectory consumed twice", summary["consumed_twice"] == 0),
-        (f"under {GOAL_STALE_FRACTION:.0%} of tokens stale", summary["stale_fraction"] < GOAL_STALE_FRACTION),
+        (f"under {goal['stale_fraction']:.0%} of tokens stale", summary["stale_fraction"] < goal["stale_fraction"]),
         ("ledger exact", not summary["ledger_faults"]),
         ("no compilation after warm-up", summary["compilations_after_warmup"] == 0),
         (
-            f"learner at {GOAL_FEED_RATIO:.0%} or more of its full-buffer rate",
-            summary["tokens_per_second_vs_full_buffer"] >= GOAL_FEED_RATIO,
+            f"learner at {goal['feed_ratio']:.0%} or more of its full-buffer rate",
+            summary["tokens_per_second_vs_full_buffer"] >= goal["feed_ratio"],
         ),
     ]
