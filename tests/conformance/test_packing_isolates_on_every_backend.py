@@ -17,12 +17,12 @@ from tunix_core.models.attention import Backend
 MODEL = ModelConfig(
     vocab_size=31, model_width=16, num_layers=2, num_heads=4, num_kv_heads=2, head_width=8, mlp_width=24
 )
-LENGTHS = [130, 7, 150]
+LENGTHS = [70, 7, 90]
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @pytest.mark.parametrize("sliding", [False, True])
-@pytest.mark.parametrize("backend", typing.get_args(Backend))
+@pytest.mark.parametrize("backend", [name for name in typing.get_args(Backend) if name != "auto"])
 def test_packing_isolates_on_every_backend(backend: Backend, sliding: bool) -> None:
     """Packed = unpacked: log probabilities and the gradient of every parameter."""
     local = {"sliding_window": 20, "sliding_period": 2} if sliding else {}
@@ -41,7 +41,7 @@ def test_packing_isolates_on_every_backend(backend: Backend, sliding: bool) -> N
         return jax.grad(loss, has_aux=True)(params)
 
     compiled = jax.jit(run, compiler_options=QUICK)
-    width = 320  # 33 tokens of padding
+    width = 192  # 25 tokens of padding
 
     def packed(parts: list[np.ndarray]) -> np.ndarray:
         joined = np.concatenate(parts)
