@@ -80,7 +80,7 @@ chaos: install  ## What `make test` leaves out: the main job under kill -9 and w
 tpu-plans: install  ## The learner's step through the TPU compiler for a described TPU, in .venv-tpu.
 	@test -x .venv-tpu/bin/python || $(PYTHON) -m venv .venv-tpu
 	$(UV) pip sync --python .venv-tpu/bin/python --require-hashes requirements.lock
-	$(UV) pip install --python .venv-tpu/bin/python 'jax[tpu]' -c requirements.lock
+	$(UV) pip install --python .venv-tpu/bin/python 'jax[tpu]'
 	.venv-tpu/bin/python -m pytest -m tpu -v $(TEST_ARGS)
 
 parity: install models  ## Logits, export and tokenizer against transformers on PyTorch, in .venv-parity.

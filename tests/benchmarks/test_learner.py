@@ -12,7 +12,12 @@ import pytest
 
 from tests.benchmarks import learner, train_rate
 from tests.benchmarks.figures import Goal, Sample, shortfalls, time_calls
-from tests.benchmarks.peers.padding import even_rows, prompts_and_completions, sorted_microbatches
+from tests.benchmarks.peers.padding import (
+    batch_padded_microbatches,
+    even_rows,
+    prompts_and_completions,
+    sorted_microbatches,
+)
 from tests.benchmarks.peers.turns import Contestant, ContestantFailed, take_turns
 from tests.benchmarks.utilisation import bound, forward_flops
 from tests.benchmarks.workload import (
@@ -139,6 +144,10 @@ def test_bound_names_the_longest_part() -> None:
 # ---- peers --------------------------------------------------------------------------------------
 
 
+def test_microbatches_as_trl_lays_them_out() -> None:
+    assert batch_padded_microbatches(5, 2) == [[0, 1], [2, 3], [4]]
+
+
 def test_sorted_microbatches_stay_within_the_budget() -> None:
     lengths = np.array([10, 3, 50, 7, 8, 120])
     batches = sorted_microbatches(lengths, 60)
@@ -192,10 +201,11 @@ def _fake(name: str, log: Path, limit: int = 99) -> Contestant:
 
 def test_contestants_take_turns(tmp_path: Path) -> None:
     log = tmp_path / "order"
-    with _fake("a", log) as first, _fake("b", log) as second:
+    with _fake("a", log) as first:
         assert first.about() == {"layout": "a", "warm_up": {"loss": 1.0}}
-        second.about()
-        answers = take_turns([first, second], 3)
+        with _fake("b", log) as second:
+            second.about()
+            answers = take_turns([first, second], 3)
     assert log.read_text() == "ab" + "ab" + "ba" + "ab"
     assert [answer["loss"] for answer in answers["b"]] == [2.0, 3.0, 4.0]
     assert all(answer["seconds"] >= 0 for answer in answers["a"])
@@ -211,7 +221,11 @@ def test_a_failed_contestant_says_why(tmp_path: Path) -> None:
 def test_the_faster_peer_decides() -> None:
     figures = {
         "model": "small",
-        "ours_over": {"slow": Sample.of([9.0]), "fast": Sample.of([1.5, 1.8, 1.6])},
+        "ours_over": {
+            train_rate.TUNIX: Sample.of([9.0]),
+            train_rate.TRL: Sample.of([1.5, 1.8, 1.6]),
+            train_rate.TORCH: Sample.of([0.8]),
+        },
         "loss_difference": 1e-7,
         "other_load_cpus": 0.0,
     }

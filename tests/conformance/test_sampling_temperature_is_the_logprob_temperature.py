@@ -42,7 +42,7 @@ def test_sampling_temperature_is_the_logprob_temperature(temperature: float) -> 
         num_windows=layout.num_windows,
         window_tokens=48,
     )
-    batch = Batch(**{name: jnp.asarray(getattr(arrays, name)) for name in Batch._fields})
+    batch = jax.tree.map(jnp.asarray, Batch(*(getattr(arrays, name) for name in Batch._fields)))
     objective = policy_objective(MODEL, AlgorithmConfig())
     measure = jax.jit(lambda b: finalize(objective(params, params, b, jnp.float32(1.0))[1]))
     figures = measure(batch)

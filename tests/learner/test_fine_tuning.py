@@ -174,7 +174,7 @@ def evaluate(method, arrays: PackedArrays, denominator: float, params: int = 1, 
 
 
 def windows(arrays: PackedArrays, first: int, last: int) -> PackedArrays:
-    return PackedArrays(*(array[first:last] for array in arrays))
+    return jax.tree.map(lambda array: array[first:last], arrays)
 
 
 def test_dpo_of_packed_pairs_is_the_loop_over_pairs() -> None:

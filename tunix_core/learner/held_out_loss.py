@@ -32,8 +32,9 @@ class HeldOutLoss:
         assert len(arrays.tokens) % unit == 0, "whole micro-batches"
         self._denominator = denominator
         place = placed(mesh, WINDOWS)
+        whole = Batch(*(getattr(arrays, name) for name in Batch._fields))
         self._microbatches = [
-            Batch(*(jax.device_put(getattr(arrays, name)[first : first + unit], place) for name in Batch._fields))
+            jax.tree.map(lambda array, first=first: jax.device_put(array[first : first + unit], place), whole)
             for first in range(0, len(arrays.tokens), unit)
         ]
 
