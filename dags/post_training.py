@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from plugins.assets import POLICY
 from plugins.operators import ProcessOperator
 from plugins.runs import config_overrides, store_roots
-from tunix_core.config import recipe_names
+from tunix_core.config_loading import recipe_names
 
 DOC = """
 # Post-training

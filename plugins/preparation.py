@@ -9,7 +9,7 @@ from typing import Any
 
 from plugins.runs import check_root, run_uri, store_roots
 from tunix_core import paths
-from tunix_core.config import load_recipe
+from tunix_core.config_loading import load_recipe
 from tunix_core.errors import ObjectMissing
 from tunix_core.storage import control, process_table
 from tunix_core.storage.run_directory import create_run, list_runs, read_run

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunix_core.config import RunConfig
-from tunix_core.errors import EXIT_SUCCESS, EXIT_UNEXPECTED, TunixError
+from tunix_core.errors import EXIT_SUCCESS, EXIT_UNEXPECTED, TunixError, report_error
 from tunix_core.storage.run_directory import read_run
 from tunix_core.storage.store import ObjectStore, open_store
 from tunix_core.storage.writers import new_incarnation
@@ -82,8 +81,7 @@ def run_task(
             )
         )
     except TunixError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+        return report_error(error)
     except Exception:
         traceback.print_exc()
         return EXIT_UNEXPECTED

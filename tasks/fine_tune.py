@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.entry import Task, run_task
 from tasks.warm_start import publish_start
 from tunix_core import paths
-from tunix_core.config import RunConfig, load_recipe, parse_overrides
-from tunix_core.errors import ConfigError, Interrupted, TunixError
+from tunix_core.config import RunConfig
+from tunix_core.config_loading import load_recipe, parse_overrides
+from tunix_core.errors import ConfigError, Interrupted, TunixError, report_error
 from tunix_core.metrics import MetricRecorder
 from tunix_core.storage.control import write_heartbeat
 from tunix_core.storage.metrics_files import MetricFiles
@@ -85,8 +86,7 @@ def _start(config: RunConfig, method: str) -> tuple[Params, Params | None]:
 
     from tunix_core.learner.supervised import start_parameters
     from tunix_core.learner.weights import load_start
-    from tunix_core.models.parameters import unflatten_parameters
-    from tunix_core.pretrained.loading import open_pretrained
+    from tunix_core.pretrained.loading import pretrained_parameters
 
     if config.start_uri and config.model.lora_rank and method == "dpo":
         raise ConfigError(
@@ -95,8 +95,7 @@ def _start(config: RunConfig, method: str) -> tuple[Params, Params | None]:
             "none for dpo with model.lora_rank",
             "Its reference is the base: make trained adapters a base with tunixctl export-model and import-model.",
         )
-    folder = open_pretrained(config.model)
-    pretrained = unflatten_parameters(config.model.base(), folder.tensors()) if folder else None
+    pretrained = pretrained_parameters(config.model)
     if config.start_uri:
         start, base = load_start(config)[0], pretrained if config.model.lora_rank else None
     else:
@@ -187,8 +186,7 @@ def main(argv: list[str] | None = None) -> int:
         facts = {"method": arguments.method, "min_reward": min_reward, "data": [source.facts for source in sources]}
         create_run(store, config, run_id=name, extra={"fine_tune": facts})
     except TunixError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
+        return report_error(error)
     return run_task(
         "fine_tune", functools.partial(_train, arguments.method, data), ["--run", arguments.to], process="fine_tune"
     )

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tunix_core.errors import TunixError
+from tunix_core.errors import TunixError, report_error
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,8 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{folder.store.uri}: {', '.join(folder.manifest['files'])}\nsha256 {folder.sha256}\n")
         print(model_section(folder.model_config()) + f'pretrained_uri = "{folder.store.uri}"')
     except TunixError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
+        return report_error(error)
     return 0
 
 

@@ -11,8 +11,8 @@ import argparse
 import sys
 
 from tunix_core import paths
-from tunix_core.config import load_recipe, parse_overrides
-from tunix_core.errors import TunixError
+from tunix_core.config_loading import load_recipe, parse_overrides
+from tunix_core.errors import TunixError, report_error
 from tunix_core.storage.run_directory import create_run, name_from_uri
 from tunix_core.storage.store import open_store
 
@@ -29,8 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         name = paths.name("--name", arguments.name or name_from_uri(store.uri))
         create_run(store, load_recipe(arguments.recipe, parse_overrides(arguments.set)), run_id=name)
     except TunixError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
+        return report_error(error)
     print(f"{store.uri}: {paths.RUN} is there")
     return 0
 

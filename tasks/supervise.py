@@ -27,7 +27,7 @@ from types import FrameType
 
 from tasks.supervised_log import SupervisedLog, local_log_folder
 from tunix_core import paths
-from tunix_core.errors import EXIT_FENCED, ConfigError, Fenced, TunixError, is_retryable
+from tunix_core.errors import EXIT_FENCED, ConfigError, Fenced, TunixError, is_retryable, report_error
 from tunix_core.processes import identify
 from tunix_core.storage import control, process_table
 from tunix_core.storage.control import ProcessRecord
@@ -395,8 +395,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return supervise(parse(sys.argv[1:] if argv is None else argv))
     except TunixError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
+        return report_error(error)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Makes policy version 0: `python -m tasks.warm_start --run URI`.
 
-From scripted demonstrations, or, where the run has a `start_uri`, that policy as it is. Done once per run: with version 0 published it exits at once, so a repeated task changes nothing.
+From scripted demonstrations, or, where the run has a `start_uri`, that policy as it is. Done once per run: with
+version 0 published it exits at once, so a repeated task changes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.entry import Task, run_task
-from tunix_core.config import config_to_dict
+from tunix_core.config_loading import config_to_dict
 from tunix_core.errors import Interrupted, ObjectExists
 from tunix_core.storage.control import write_heartbeat
 from tunix_core.storage.policies import PolicyStore
@@ -34,16 +35,14 @@ def _warm_start(task: Task) -> None:
         adapted,
         base_parameters,
         init_parameters,
-        unflatten_parameters,
     )
-    from tunix_core.pretrained.loading import load_tokenizer, open_pretrained
+    from tunix_core.pretrained.loading import load_tokenizer, pretrained_parameters
 
     enable_compilation_cache()
     config = task.config
     started = time.monotonic()
     start = load_start(config) if config.start_uri else None
-    folder = open_pretrained(config.model)
-    base = unflatten_parameters(config.model.base(), folder.tensors()) if folder else None
+    base = pretrained_parameters(config.model)
     fresh = init_parameters(config.model, config.seed)
     whole = base if base is not None else base_parameters(fresh)
     evaluator = Evaluator(config, fresh)
@@ -79,11 +78,10 @@ def _warm_start(task: Task) -> None:
 def publish_start(task: Task, params: Mapping[str, Any], gate: Mapping[str, Any]) -> None:
     """Publish what is trained (host arrays) as policy version 0, and as the snapshot that a learner starts from."""
     from tunix_core.models.parameters import flatten_parameters
-    from tunix_core.pretrained.loading import base_entry, open_pretrained
+    from tunix_core.pretrained.loading import base_entry
 
     tensors = flatten_parameters(dict(params))
     SnapshotStore(task.store).write(0, tensors, incarnation=task.incarnation)
-    model = task.config.model
     try:
         PolicyStore(task.store).publish(
             0,
@@ -92,7 +90,7 @@ def publish_start(task: Task, params: Mapping[str, Any], gate: Mapping[str, Any]
             parent=None,
             publisher=task.process,
             gate=finite_or_none(gate),
-            base=base_entry(open_pretrained(model), model),
+            base=base_entry(task.config.model),
         )
     except ObjectExists:
         task.log("another process published version 0 first; its weights stand")

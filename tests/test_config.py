@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tunix_core import config as c
+from tunix_core import config_loading as c
 from tunix_core.errors import ConfigError
 
 

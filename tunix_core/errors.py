@@ -6,6 +6,8 @@ a new attempt from the last checkpoint, a fatal one needs a person.
 
 from __future__ import annotations
 
+import sys
+
 EXIT_SUCCESS = 0
 EXIT_UNEXPECTED = 1
 EXIT_CONFIG = 64
@@ -21,6 +23,12 @@ class TunixError(Exception):
 
     retryable: bool = False
     exit_code: int = EXIT_UNEXPECTED
+
+
+def report_error(error: TunixError) -> int:
+    """Say on stderr what went wrong; returns the exit code."""
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    return error.exit_code
 
 
 class ConfigError(TunixError, ValueError):

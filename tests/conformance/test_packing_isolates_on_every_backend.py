@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tunix_core.config import ModelConfig
+from tunix_core.distributed.compilation import QUICK_ON_CPU
 from tunix_core.models import decoder
 from tunix_core.models.attention import Backend
 
@@ -18,7 +19,6 @@ MODEL = ModelConfig(
     vocab_size=31, model_width=16, num_layers=2, num_heads=4, num_kv_heads=2, head_width=8, mlp_width=24
 )
 LENGTHS = [70, 7, 90]
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @pytest.mark.parametrize("sliding", [False, True])
@@ -40,7 +40,7 @@ def test_packing_isolates_on_every_backend(backend: Backend, sliding: bool) -> N
 
         return jax.grad(loss, has_aux=True)(params)
 
-    compiled = jax.jit(run, compiler_options=QUICK)
+    compiled = jax.jit(run, compiler_options=QUICK_ON_CPU)
     width = 192  # 25 tokens of padding
 
     def packed(parts: list[np.ndarray]) -> np.ndarray:

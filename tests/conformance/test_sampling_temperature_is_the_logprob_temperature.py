@@ -7,7 +7,8 @@ import pytest
 
 from tests.actor.support import MODEL, engine, run_until_parked, weights
 from tunix_core.actor.sampling import request_key
-from tunix_core.config import AlgorithmConfig, load_recipe
+from tunix_core.config import AlgorithmConfig
+from tunix_core.config_loading import load_recipe
 from tunix_core.data.packing import best_fit, pack
 from tunix_core.errors import ConfigError
 from tunix_core.learner.objectives import Batch, finalize, policy_objective

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.evaluation.test_summary import summarize
 from tests.support.run_factory import make_run
-from tunix_core.config import load_recipe
+from tunix_core.config_loading import load_recipe
 from tunix_core.console import demo
 from tunix_core.errors import ConfigError
 from tunix_core.storage.store import open_store

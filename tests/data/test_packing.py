@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunix_core.config import load_recipe
+from tunix_core.config_loading import load_recipe
 from tunix_core.data.packing import Layout, PackedArrays, best_fit, fit_groups, pack, window_counts
 
 

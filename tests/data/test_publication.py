@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tunix_core import paths
-from tunix_core.config import RunConfig, SyncConfig, load_recipe
+from tunix_core.config import RunConfig, SyncConfig
+from tunix_core.config_loading import load_recipe
 from tunix_core.data.publication import Publisher, judge, publish_until_stopped
 from tunix_core.errors import Interrupted
 from tunix_core.storage.control import read_heartbeat, request_stop

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tunix_core import paths
-from tunix_core.config import load_recipe
+from tunix_core.config_loading import load_recipe
 from tunix_core.data.upkeep import Upkeep
 from tunix_core.storage.checkpoints import CheckpointStore
 from tunix_core.storage.store import ObjectStore, open_store

@@ -14,6 +14,7 @@ import numpy as np
 from tests.learner import step_cases
 from tests.learner.step_cases import MAX_TOKENS, MODEL, make_sequences
 from tunix_core.config import AlgorithmConfig
+from tunix_core.distributed.compilation import QUICK_ON_CPU
 from tunix_core.learner.objectives import Batch, policy_objective
 from tunix_core.rl import aggregation
 
@@ -46,7 +47,6 @@ def algorithm_of(case: dict[str, Any]) -> AlgorithmConfig:
     return AlgorithmConfig(**{**defaults, **case})
 
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """A third of the time to compile; what is run once need not be fast."""
 
 
@@ -54,7 +54,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 def compiled(algorithm: AlgorithmConfig) -> Callable[..., tuple[jax.Array, Any]]:
     """(parameters, reference, batch, denominator) -> loss and gradient."""
     objective = policy_objective(MODEL, algorithm)
-    return jax.jit(jax.value_and_grad(lambda *arguments: objective(*arguments)[0]), compiler_options=QUICK)
+    return jax.jit(jax.value_and_grad(lambda *arguments: objective(*arguments)[0]), compiler_options=QUICK_ON_CPU)
 
 
 def make_batch() -> Batch:

@@ -12,7 +12,8 @@ import numpy as np
 
 from tests.learner.support import VOCAB, make_config, write_shards
 from tunix_core import paths
-from tunix_core.config import RunConfig, config_to_dict
+from tunix_core.config import RunConfig
+from tunix_core.config_loading import config_to_dict
 from tunix_core.models.decoder import flatten_parameters, init_parameters
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.run_directory import create_run

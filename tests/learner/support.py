@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tests.data.support import centered, make_group
-from tunix_core.config import RunConfig, load_recipe
+from tunix_core.config import RunConfig
+from tunix_core.config_loading import load_recipe
 from tunix_core.data.buffer import GroupAdvantages
 from tunix_core.data.packing import PackedArrays
 from tunix_core.errors import CorruptObject

@@ -10,7 +10,8 @@ import pytest
 
 from tests.data.support import make_rows, make_trajectory, with_two_turns
 from tests.learner.support import make_config
-from tunix_core.config import AlgorithmConfig, load_recipe
+from tunix_core.config import AlgorithmConfig
+from tunix_core.config_loading import load_recipe
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.learner.batches import assemble
 from tunix_core.learner.credit import group_advantages

@@ -17,6 +17,7 @@ from tests.pretrained.support import TEMPLATE, chat_files
 from tunix_core.config import FineTuneConfig, PreferencesConfig, RunConfig
 from tunix_core.data.conversations import Conversation, Message, Preference
 from tunix_core.data.packing import PackedArrays, best_fit
+from tunix_core.distributed.compilation import QUICK_ON_CPU
 from tunix_core.environments.demonstrations import Demonstration
 from tunix_core.errors import ConfigError, DataError
 from tunix_core.learner.examples import (
@@ -33,7 +34,6 @@ from tunix_core.models import decoder
 from tunix_core.pretrained.chat import ChatTokenizer
 from tunix_core.tokenizer import ByteTokenizer
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 BYTES = ByteTokenizer()
 CHAT = ChatTokenizer(chat_files(), 300)
 
@@ -160,7 +160,7 @@ CONFIG = dataclasses.replace(make_config(), preferences=OPTIONS)
 
 @functools.cache
 def differentiated(objective: Objective):
-    return jax.jit(jax.value_and_grad(objective, has_aux=True), compiler_options=QUICK)
+    return jax.jit(jax.value_and_grad(objective, has_aux=True), compiler_options=QUICK_ON_CPU)
 
 
 DPO, SFT = preference_optimization(CONFIG), supervised_fine_tuning(CONFIG)
@@ -226,7 +226,7 @@ def test_at_the_start_dpo_is_log_2_and_its_step_raises_the_chosen_answer() -> No
 
     start = decoder.flatten_parameters(make_parameters(2))
     moved = {name: leaf - 1e-2 * gradient[name] for name, leaf in start.items()}
-    after = jax.jit(margin, compiler_options=QUICK)(decoder.unflatten_parameters(MODEL, moved))
+    after = jax.jit(margin, compiler_options=QUICK_ON_CPU)(decoder.unflatten_parameters(MODEL, moved))
     assert float(after) > 1e-3
 
 

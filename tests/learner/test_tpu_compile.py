@@ -28,7 +28,7 @@ import json, sys
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
-from tunix_core.config import config_from_dict
+from tunix_core.config_loading import (config_from_dict)
 from tunix_core.learner.train_step import make_train_step
 
 values = json.loads(sys.argv[1])

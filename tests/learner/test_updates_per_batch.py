@@ -23,7 +23,7 @@ from tests.learner.step_cases import (
     two_updates,
     two_updates_step,
 )
-from tunix_core.config import load_recipe
+from tunix_core.config_loading import load_recipe
 from tunix_core.data.packing import PackedArrays, best_fit
 from tunix_core.errors import ConfigError
 from tunix_core.learner.batches import update_of_window

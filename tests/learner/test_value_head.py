@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.learner import step_cases
-from tests.learner.objective_oracle import QUICK, SEQUENCES, algorithm_of, along, clipped, derivative, divergence
+from tests.learner.objective_oracle import SEQUENCES, algorithm_of, along, clipped, derivative, divergence
 from tests.learner.step_cases import (
     MAX_TOKENS,
     MODEL,
@@ -27,6 +27,7 @@ from tests.learner.test_updates_per_batch import distance, loss_of, update_of_se
 from tests.rl.test_returns import gae_loop, vtrace_loop
 from tunix_core.config import AlgorithmConfig
 from tunix_core.data.packing import PackedArrays
+from tunix_core.distributed.compilation import QUICK_ON_CPU
 from tunix_core.errors import CorruptObject
 from tunix_core.learner.decoder_trainer import DecoderTrainer
 from tunix_core.learner.objectives import Batch, policy_objective
@@ -71,7 +72,7 @@ def to_batch(arrays: PackedArrays) -> Batch:
 @functools.cache
 def compiled(algorithm: AlgorithmConfig) -> Any:
     objective = policy_objective(MODEL, algorithm)
-    return jax.jit(jax.value_and_grad(lambda *arguments: objective(*arguments)[0]), compiler_options=QUICK)
+    return jax.jit(jax.value_and_grad(lambda *arguments: objective(*arguments)[0]), compiler_options=QUICK_ON_CPU)
 
 
 @jax.jit

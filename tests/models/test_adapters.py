@@ -5,27 +5,22 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.models.support import window_logits
+from tunix_core.distributed.compilation import QUICK_ON_CPU
 from tunix_core.errors import ConfigError
 from tunix_core.model_config import ModelConfig
 from tunix_core.models import decoder, huggingface, parameters
 
 BASE = ModelConfig(vocab_size=23, model_width=16, num_layers=2, num_heads=4, num_kv_heads=2, head_width=8, mlp_width=24)
 ADAPTED = dataclasses.replace(BASE, lora_rank=3, lora_alpha=6.0)
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 TOKENS = np.random.default_rng(0).integers(0, 23, (2, 12)).astype(np.int32)
 
 
 def logits(config: ModelConfig, params: decoder.Params) -> np.ndarray:
-    def run(params: decoder.Params) -> jax.Array:
-        positions = jnp.broadcast_to(jnp.arange(12), TOKENS.shape)
-        states = decoder.hidden_states(params, config, jnp.asarray(TOKENS), positions, jnp.ones_like(TOKENS))
-        return decoder.head_logits(params, config, states)
-
-    return np.asarray(jax.jit(run, compiler_options=QUICK)(params))
+    return window_logits(config, params, TOKENS, compiler_options=QUICK_ON_CPU)
 
 
 def trained(seed: int = 3) -> decoder.Params:

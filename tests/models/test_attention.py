@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from tests.models.test_huggingface import model, params
 from tunix_core.config import MeshConfig
+from tunix_core.distributed.compilation import QUICK_ON_CPU
 from tunix_core.distributed.mesh import REPLICATED, WINDOWS, make_mesh
 from tunix_core.models import attention, decoder
 from tunix_core.models.attention import Scores, packed_mix
 
 BACKENDS = ["blocks", "segments", "pallas"]
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def segments(lengths: list[int], num_tokens: int) -> np.ndarray:
@@ -40,7 +40,7 @@ def inputs(ids: np.ndarray, *, heads: int = 4, kv_heads: int = 2, width: int = 8
     return [jnp.asarray(a, jnp.float32) for a in arrays]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=QUICK)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=QUICK_ON_CPU)
 def run(backend, scores, window, ids, query, key, value, cotangent):  # type: ignore[no-untyped-def]
     visible = None if window is None else jnp.int32(window)
 
@@ -82,7 +82,9 @@ def test_no_array_is_as_large_as_the_square_of_the_window() -> None:
     def loss(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         return packed_mix(ids, Scores(1.0), backend="segments")(query, key, value)[0].sum()
 
-    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2)), compiler_options=QUICK).lower(*inputs(ids)[:3]).compile()
+    compiled = (
+        jax.jit(jax.grad(loss, argnums=(0, 1, 2)), compiler_options=QUICK_ON_CPU).lower(*inputs(ids)[:3]).compile()
+    )
     assert compiled.memory_analysis().temp_size_in_bytes < 4096 * 4096
 
 
@@ -107,7 +109,7 @@ def test_under_shard_map_with_checked_types(backend: str) -> None:
 
     mesh = make_mesh(MeshConfig())
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(WINDOWS,) * 4, out_specs=WINDOWS, check_vma=True)
-    assert jax.jit(mapped, compiler_options=QUICK)(ids, query, key, value).shape == query.shape
+    assert jax.jit(mapped, compiler_options=QUICK_ON_CPU)(ids, query, key, value).shape == query.shape
     assert REPLICATED != WINDOWS
 
 
@@ -123,7 +125,7 @@ def test_remat_changes_memory_only(family: str, remat: str) -> None:
             states = decoder.hidden_states(weights, config, tokens, positions, jnp.ones_like(tokens))
             return decoder.token_logprobs(weights, config, states, tokens, 1.0)[0].sum()
 
-        return jax.jit(jax.grad(loss), compiler_options=QUICK)(params(family))
+        return jax.jit(jax.grad(loss), compiler_options=QUICK_ON_CPU)(params(family))
 
     expected, got = gradient(config), gradient(dataclasses.replace(config, remat=remat))
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
@@ -140,13 +142,13 @@ def test_mixed_precision_computes_in_bfloat16_from_float32_weights() -> None:
         states = decoder.hidden_states(weights, config, tokens, positions, jnp.ones_like(tokens))
         return states, decoder.token_logprobs(weights, config, states, tokens, 1.0)[0]
 
-    exact = jax.jit(functools.partial(logprobs, config), compiler_options=QUICK)(params("qwen3"))[1]
-    states, rough = jax.jit(functools.partial(logprobs, half), compiler_options=QUICK)(params("qwen3"))
+    exact = jax.jit(functools.partial(logprobs, config), compiler_options=QUICK_ON_CPU)(params("qwen3"))[1]
+    states, rough = jax.jit(functools.partial(logprobs, half), compiler_options=QUICK_ON_CPU)(params("qwen3"))
     assert states.dtype == jnp.bfloat16
     assert rough.dtype == jnp.float32
     difference = np.abs(rough - exact).max()
     assert 1e-4 < difference < 0.2
-    gradient = jax.jit(jax.grad(lambda weights: logprobs(half, weights)[1].sum()), compiler_options=QUICK)(
+    gradient = jax.jit(jax.grad(lambda weights: logprobs(half, weights)[1].sum()), compiler_options=QUICK_ON_CPU)(
         params("qwen3")
     )
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.float32)}

@@ -15,6 +15,8 @@ import pytest
 import safetensors.numpy
 
 from tests.models.parity import families
+from tests.models.support import window_logits
+from tunix_core.distributed.compilation import QUICK_ON_CPU
 from tunix_core.errors import DataError
 from tunix_core.model_config import ModelConfig
 from tunix_core.models import decoder, huggingface, parameters
@@ -30,7 +32,7 @@ def model(family: str) -> tuple[ModelConfig, dict[str, np.ndarray]]:
     shapes = {}
     expected = parameters.named_leaves(parameters.abstract_parameters(config))
     for ours, place in huggingface.places(config).items():
-        for index, theirs in huggingface._their_names(config, place):
+        for index, theirs in huggingface.their_names(config, place):
             shape = expected[ours].shape[len(index) :]
             shapes[theirs] = shape[::-1] if place.transposed else shape
     return config, families.weights(shapes)
@@ -42,14 +44,7 @@ def params(family: str) -> decoder.Params:
     return parameters.unflatten_parameters(config, huggingface.from_hf(config, theirs, theirs.__getitem__))
 
 
-def packed_logits(config: ModelConfig, weights: decoder.Params, tokens: np.ndarray) -> np.ndarray:
-    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-    def run(weights: decoder.Params, tokens: jax.Array) -> jax.Array:
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        states = decoder.hidden_states(weights, config, tokens, positions, jnp.ones_like(tokens))
-        return decoder.head_logits(weights, config, states)
-
-    return np.asarray(run(weights, jnp.asarray(tokens, jnp.int32)))
+packed_logits = functools.partial(window_logits, compiler_options=QUICK_ON_CPU)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tunix_core.config import load_recipe
+from tunix_core.config_loading import load_recipe
 from tunix_core.storage.run_directory import create_run
 from tunix_core.storage.store import ObjectStore, open_store
 

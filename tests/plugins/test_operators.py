@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskD
 
 from plugins.operators import ProcessOperator, submission_key
 from plugins.triggers import ProcessTrigger
-from tunix_core.config import load_recipe
+from tunix_core.config_loading import load_recipe
 from tunix_core.errors import EXIT_CONFIG, EXIT_DIVERGED, EXIT_STORE
 from tunix_core.storage import control, process_table
 from tunix_core.storage.run_directory import create_run

@@ -108,7 +108,7 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
 def test_the_model_section_describes_the_model(tmp_path: Path) -> None:
     import tomllib
 
-    from tunix_core.config import config_from_dict
+    from tunix_core.config_loading import config_from_dict
 
     folder = import_model(hf_folder(tmp_path / "a", "gemma3"), open_store(str(tmp_path / "store")))
     section = tomllib.loads(model_section(folder.model_config()))

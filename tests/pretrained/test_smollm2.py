@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from tests.models.parity.families import PROMPT
-from tunix_core.config import load_recipe
-from tunix_core.models import decoder, huggingface
+from tests.models.support import window_logits
+from tunix_core.config_loading import load_recipe
+from tunix_core.models import huggingface
 from tunix_core.models.parameters import unflatten_parameters
 from tunix_core.pretrained.chat import ChatTokenizer
 from tunix_core.pretrained.exporting import export_model
@@ -37,15 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 def test_its_logits_are_those_of_transformers(folder: ModelFolder, tmp_path: Path) -> None:
     config = folder.model_config()
     tensors = folder.tensors()
-    tokens = jnp.asarray(GOLDEN["tokens"], jnp.int32)
-
-    @jax.jit
-    def logits(params: decoder.Params) -> jax.Array:
-        positions = jnp.broadcast_to(jnp.arange(32), tokens.shape)
-        states = decoder.hidden_states(params, config, tokens, positions, jnp.ones_like(tokens))
-        return decoder.head_logits(params, config, states[:, ::4])[..., ::97]
-
-    got = np.asarray(logits(unflatten_parameters(config, tensors)))
+    params = unflatten_parameters(config, tensors)
+    got = window_logits(config, params, GOLDEN["tokens"], lambda states: states[:, ::4])[..., ::97]
     assert np.abs(GOLDEN["logits"]).max() > 15
     np.testing.assert_allclose(got, GOLDEN["logits"], atol=5e-4)
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.learner.support import make_config, make_learner, open_run, write_shards
 from tests.sinks.support import FakeMlflow, FakeWandb
-from tunix_core.config import config_to_dict
+from tunix_core.config_loading import config_to_dict
 from tunix_core.errors import ConfigError
 from tunix_core.sinks.opening import PACKAGES, open_sinks
 

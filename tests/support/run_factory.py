@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tunix_core.config import RunConfig, load_recipe
+from tunix_core.config import RunConfig
+from tunix_core.config_loading import load_recipe
 from tunix_core.data.ledger import Ledger
 from tunix_core.metrics import MetricRecorder
 from tunix_core.storage.control import ProcessRecord, create_process, request_stop, write_heartbeat

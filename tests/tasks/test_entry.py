@@ -6,7 +6,7 @@ import pytest
 
 from tasks import checkpoint, run_learner, sync_weights
 from tasks.entry import Task, run_task
-from tunix_core.config import load_recipe
+from tunix_core.config_loading import load_recipe
 from tunix_core.errors import ConfigError, Diverged, Fenced, Interrupted
 from tunix_core.storage.control import request_stop
 from tunix_core.storage.run_directory import create_run

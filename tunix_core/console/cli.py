@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tunix_core import paths
-from tunix_core.errors import ConfigError, DataError, TunixError
+from tunix_core.errors import ConfigError, DataError, TunixError, report_error
 from tunix_core.evaluation.held_out import read_evaluations
 from tunix_core.storage.control import read_heartbeats, read_processes, read_stop, request_profile
 from tunix_core.storage.policies import PolicyStore
@@ -204,8 +204,7 @@ def main(argv: list[str] | None = None) -> int:
                 raise ConfigError("--limit", arguments.limit, "at least 1", "Ask for a line or more.")
             list_trajectories(store, console, arguments.limit, arguments.success)
     except TunixError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
+        return report_error(error)
     return 0
 
 

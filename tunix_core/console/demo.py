@@ -24,12 +24,12 @@ from rich.live import Live
 from rich.table import Table
 
 from tunix_core import paths
-from tunix_core.config import load_recipe, parse_overrides
+from tunix_core.config_loading import load_recipe, parse_overrides
 from tunix_core.console.airflow_client import AirflowClient, AirflowError
 from tunix_core.console.emulator import Emulator, start_fake_gcs
 from tunix_core.console.live import RunView, render
 from tunix_core.console.service import AirflowService, default_options
-from tunix_core.errors import EXIT_UNEXPECTED, ConfigError, ObjectMissing, TunixError
+from tunix_core.errors import EXIT_UNEXPECTED, ConfigError, ObjectMissing, TunixError, report_error
 from tunix_core.evaluation.summary import goals
 from tunix_core.storage.process_table import stop_run
 from tunix_core.storage.store import join_uri, open_store
@@ -302,8 +302,7 @@ def main(argv: list[str] | None = None) -> int:
         console.print("interrupted")
         return 130
     except TunixError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
+        return report_error(error)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tunix_core.config import RunConfig, config_to_dict
+from tunix_core.config import RunConfig
+from tunix_core.config_loading import config_to_dict
 from tunix_core.console import plots
 from tunix_core.console.plots import Bar, Line
 from tunix_core.evaluation.audit import RunAudit

@@ -30,7 +30,7 @@ from typing import Any
 
 from tunix_core.console.airflow_client import AirflowClient
 from tunix_core.console.reaper import reap_ended_runs, runs_with_processes
-from tunix_core.errors import ConfigError, TunixError
+from tunix_core.errors import ConfigError, TunixError, report_error
 from tunix_core.processes import ProcessIdentity, identify, session_members, spawn_detached, terminate
 from tunix_core.storage.process_table import stop_run
 from tunix_core.storage.store import normalize_uri, open_store
@@ -421,8 +421,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name, process in AirflowService(options.home).components().items():
                 print(f"{name:14} {'pid ' + str(process.pid) if process else 'down'}")
     except TunixError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
+        return report_error(error)
     return 0
 
 

@@ -11,12 +11,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tunix_core import paths
-from tunix_core.config import RunConfig, SyncConfig, config_to_dict
+from tunix_core.config import RunConfig, SyncConfig
+from tunix_core.config_loading import config_to_dict
 from tunix_core.data.rounds import run_rounds
 from tunix_core.errors import CorruptObject, ObjectExists, ObjectMissing, VersionConflict
 from tunix_core.metrics import MetricRecorder
@@ -64,6 +65,15 @@ def judge(tensors: Tensors, previous: Tensors | None, sync: SyncConfig) -> tuple
     return "", figures
 
 
+class _Published(NamedTuple):
+    """The policy published before."""
+
+    version: int
+    tensors: Tensors
+    base: Mapping[str, Any] | None
+    """What its adapters lie on, as its manifest says."""
+
+
 class Publisher:
     """Publishes the newest snapshot whenever it is newer than the current policy.
 
@@ -81,7 +91,7 @@ class Publisher:
         self._policies = PolicyStore(store)
         self._snapshots = SnapshotStore(store)
         self.recorder = MetricRecorder(process)
-        self._previous: tuple[int, Tensors] | None = None
+        self._previous: _Published | None = None
         self.num_published = 0
         self.num_refused = 0
         self.num_lost_races = 0
@@ -104,7 +114,8 @@ class Publisher:
             tensors = self._snapshots.load(version)
         except (CorruptObject, ObjectMissing) as error:
             return self._refuse(version, f"unreadable: {error}", {})
-        reason, figures = judge(tensors, self._load_previous(), self._config.sync)
+        previous = self._load_previous()
+        reason, figures = judge(tensors, previous and previous.tensors, self._config.sync)
         if reason:
             return self._refuse(version, reason, figures)
         try:
@@ -115,30 +126,24 @@ class Publisher:
                 parent=self.published_version if self.published_version >= 0 else None,
                 publisher=self._process,
                 gate=figures,
-                base=self._base(),
+                base=previous and previous.base,
             )
         except (ObjectExists, VersionConflict):
             self.num_lost_races += 1  # another publisher was faster; the next attempt starts from its version
             return False
-        self._previous = (version, tensors)
+        self._previous = _Published(version, tensors, previous and previous.base)
         self.published_version = version
         self.num_published += 1
         self.recorder.record(version=version, accepted=1, publish_seconds=self._clock() - started, **figures)
         return True
 
-    def _base(self) -> Mapping[str, Any] | None:
-        """What the run's adapters lie on, as its first version says."""
+    def _load_previous(self) -> _Published | None:
         if self.published_version < 0:
             return None
-        base: Mapping[str, Any] | None = self._policies.manifest(self.published_version).get("base")
-        return base
-
-    def _load_previous(self) -> Tensors | None:
-        if self.published_version < 0:
-            return None
-        if self._previous is None or self._previous[0] != self.published_version:
-            self._previous = (self.published_version, self._policies.load(self.published_version)[0])
-        return self._previous[1]
+        if self._previous is None or self._previous.version != self.published_version:
+            tensors, manifest = self._policies.load(self.published_version)
+            self._previous = _Published(self.published_version, tensors, manifest.get("base"))
+        return self._previous
 
     def _refuse(self, version: int, reason: str, figures: dict[str, float]) -> bool:
         body: dict[str, Any] = {"version": version, "reason": reason, "refused_at": self._clock(), **figures}

@@ -12,6 +12,9 @@ import jax
 _EVENT = "/jax/core/compile/backend_compile_duration"
 CACHE_VARIABLE = "TUNIX_COMPILATION_CACHE"
 
+QUICK_ON_CPU = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""`compiler_options` of what runs once on a CPU: a fraction of the time to compile, slower to run."""
+
 
 def enable_compilation_cache() -> None:
     """Keep executables in `$TUNIX_COMPILATION_CACHE` (default `~/.cache/tunix-airflow/xla`); empty turns it off.

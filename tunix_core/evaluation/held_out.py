@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tunix_core import paths
-from tunix_core.config import RunConfig, config_to_dict
+from tunix_core.config import RunConfig
+from tunix_core.config_loading import config_to_dict
 from tunix_core.errors import CorruptObject, ObjectExists
 from tunix_core.evaluation.digest import evaluator_name, input_digest
 from tunix_core.storage.store import ObjectStore

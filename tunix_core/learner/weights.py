@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from tunix_core.config import RunConfig, config_from_dict
+from tunix_core.config import RunConfig
+from tunix_core.config_loading import config_from_dict
 from tunix_core.errors import ConfigError, CorruptObject, ObjectMissing
 from tunix_core.models import huggingface
 from tunix_core.models.parameters import Params, flatten_parameters, trained_parameters, unflatten_parameters
-from tunix_core.pretrained.loading import base_entry, load_base, open_pretrained, same_tokenizer
+from tunix_core.pretrained.loading import base_entry, load_base, same_tokenizer
+from tunix_core.storage.multifile import WEIGHTS
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.store import ObjectStore, open_store
-
-WEIGHTS = "model.safetensors"
 
 
 def load_reference(store: ObjectStore, config: RunConfig, extra: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -76,7 +76,7 @@ def load_start(config: RunConfig) -> tuple[Params, str]:
         raise ConfigError(
             "model", "; ".join(different), f"the model of {config.start_uri}", "Take the [model] section of its run."
         )
-    base = base_entry(open_pretrained(ours), ours)
+    base = base_entry(ours)
     names = ("lora_rank", "lora_alpha", "lora_targets") if ours.lora_rank or theirs.lora_rank else ()
     unlike = [f"{name}: {getattr(theirs, name)!r}" for name in names if getattr(ours, name) != getattr(theirs, name)]
     if (manifest["base"] or {}).get("sha256") != (base or {}).get("sha256"):

@@ -310,7 +310,7 @@ def places(config: ModelConfig) -> dict[str, Place]:
     return table
 
 
-def _their_names(config: ModelConfig, place: Place) -> Iterator[tuple[tuple[int, ...], str]]:
+def their_names(config: ModelConfig, place: Place) -> Iterator[tuple[tuple[int, ...], str]]:
     """Index into our stacked tensor, and their name there."""
     layers = range(config.num_layers) if "{layer}" in place.pattern else [None]
     experts = range(config.num_experts) if "{expert}" in place.pattern else [None]
@@ -334,7 +334,7 @@ def from_hf(config: ModelConfig, names: Iterable[str], read: Callable[[str], np.
     table = places(config)
     assert table.keys() == expected.keys()
     names = set(names)
-    wanted = {their for place in table.values() for _, their in _their_names(config, place)}
+    wanted = {their for place in table.values() for _, their in their_names(config, place)}
     surplus = names - wanted
     if LM_HEAD in surplus and config.tied_embeddings:
         surplus.discard(LM_HEAD)
@@ -348,7 +348,7 @@ def from_hf(config: ModelConfig, names: Iterable[str], read: Callable[[str], np.
     tensors = {}
     for ours, place in table.items():
         tensor = np.empty(expected[ours], np.float32)
-        for index, theirs in _their_names(config, place):
+        for index, theirs in their_names(config, place):
             part = np.asarray(read(theirs)).astype(np.float32)
             part = part.T if place.transposed else part
             if part.shape != tensor[index].shape:
@@ -368,7 +368,7 @@ def _some(names: Iterable[str]) -> str:
 def to_hf(config: ModelConfig, tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Their names and tensors, one after another; adapters must be merged before (`merged`)."""
     for ours, place in places(config).items():
-        for index, theirs in _their_names(config, place):
+        for index, theirs in their_names(config, place):
             part = tensors[ours][index] if index else tensors[ours]
             yield theirs, np.ascontiguousarray(part.T if place.transposed else part)
 

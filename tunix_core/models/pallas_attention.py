@@ -7,7 +7,7 @@ skipped without a transfer, since its block index stays the same. Three kernels:
 of the query, gradient of key and value (Dao et al., arXiv:2205.14135; Dao, arXiv:2307.08691, algorithm 2).
 
 Off TPU the kernels run in Pallas's interpreter: the numbers are checked there, the compiler accepts them
-for a described TPU (`tests/models/test_tpu.py`), and no real TPU has run them yet.
+for a described TPU (`tests/learner/test_tpu_compile.py`), and no real TPU has run them yet.
 
 Shapes: B rows, H query heads, K kv heads, S tokens in blocks of C, N of them, E head width.
 """

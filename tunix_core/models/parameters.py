@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from tunix_core.distributed.compilation import QUICK_ON_CPU
 from tunix_core.errors import DataError
 from tunix_core.model_config import ModelConfig
 from tunix_core.models.layers import Block, Decoder, RMSNorm
@@ -63,8 +64,7 @@ def _initialise(config: ModelConfig, key: jax.Array) -> Params:
 def _compiled_initialise() -> Callable[[ModelConfig, jax.Array], Params]:
     """On CPU without optimisation: it runs once, and optimising its many draws takes six times as long."""
     on_cpu = jax.default_backend() == "cpu"
-    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True} if on_cpu else None
-    return jax.jit(_initialise, static_argnums=0, compiler_options=options)
+    return jax.jit(_initialise, static_argnums=0, compiler_options=QUICK_ON_CPU if on_cpu else None)
 
 
 def adapters(params: Params) -> Params:

@@ -13,8 +13,8 @@ from tunix_core.errors import ConfigError
 from tunix_core.model_config import ModelConfig
 from tunix_core.models import huggingface
 from tunix_core.pretrained.importing import INDEX
-from tunix_core.pretrained.model_folder import CONFIG
 from tunix_core.storage import multifile
+from tunix_core.storage.multifile import CONFIG
 
 ExportDtype = Literal["float32", "bfloat16"]
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from tunix_core.errors import DataError
 from tunix_core.models import huggingface
-from tunix_core.pretrained.model_folder import CONFIG
 from tunix_core.storage import multifile
+from tunix_core.storage.multifile import CONFIG
 from tunix_core.validation import require_package
 
 _PER_LAYER = {

@@ -14,7 +14,8 @@ import numpy as np
 from tunix_core.errors import ConfigError, DataError, ObjectExists
 from tunix_core.models import huggingface
 from tunix_core.pretrained import gguf_file
-from tunix_core.pretrained.model_folder import CONFIG, TEXT_FILES, ModelFolder, open_model, write_model
+from tunix_core.pretrained.model_folder import TEXT_FILES, ModelFolder, open_model, write_model
+from tunix_core.storage.multifile import CONFIG
 from tunix_core.storage.store import ObjectStore
 
 INDEX = "model.safetensors.index.json"

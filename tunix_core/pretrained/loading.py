@@ -47,19 +47,31 @@ def open_pretrained(model: ModelConfig) -> ModelFolder | None:
     return folder
 
 
-def base_entry(folder: ModelFolder | None, model: ModelConfig) -> dict[str, str] | None:
+def pretrained_parameters(model: ModelConfig) -> Params | None:
+    """Whole weights of the run's pretrained model; None where it starts from scratch."""
+    folder = open_pretrained(model)
+    return None if folder is None else unflatten_parameters(model.base(), folder.tensors())
+
+
+def _open_base(model: ModelConfig) -> ModelFolder:
+    """The model that a run's adapters lie on."""
+    folder = open_pretrained(model)
+    if folder is None:
+        raise DataError("model.pretrained_uri: received none, accepted the base of model.lora_rank")
+    return folder
+
+
+def base_entry(model: ModelConfig) -> dict[str, str] | None:
     """What the manifest of a policy version says of the base its adapters belong to; None for full weights."""
-    if folder is None or not model.lora_rank:
+    if not model.lora_rank:
         return None
+    folder = _open_base(model)
     return {"uri": folder.store.uri, "sha256": folder.sha256}
 
 
 def load_base(model: ModelConfig) -> Params:
     """The frozen weights under a run's adapters."""
-    folder = open_pretrained(model)
-    if folder is None:
-        raise DataError("model.pretrained_uri: received none, accepted the base of model.lora_rank")
-    return unflatten_parameters(model.base(), folder.tensors())
+    return unflatten_parameters(model.base(), _open_base(model).tensors())
 
 
 class PolicyLoader:
@@ -74,8 +86,7 @@ class PolicyLoader:
         self._model = model
         self._prepare = prepare
         self._base: Params = prepare(load_base(model)) if model.lora_rank else {}
-        folder = open_pretrained(model) if model.lora_rank else None
-        self._base_sha256 = folder.sha256 if folder else None
+        self._base_sha256 = (base_entry(model) or {}).get("sha256")
 
     def load(self, version: int) -> Params:
         """

@@ -18,9 +18,9 @@ from tunix_core.errors import ConfigError, CorruptObject, ObjectMissing
 from tunix_core.model_config import ModelConfig
 from tunix_core.models import huggingface
 from tunix_core.storage import multifile
+from tunix_core.storage.multifile import CONFIG
 from tunix_core.storage.store import ObjectStore, from_json, open_store
 
-CONFIG = "config.json"
 TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

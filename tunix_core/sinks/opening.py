@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tunix_core.config import RunConfig, config_to_dict
+from tunix_core.config import RunConfig
+from tunix_core.config_loading import config_to_dict
 from tunix_core.errors import ConfigError
 from tunix_core.sinks.base import MetricSink, SinkThread
 from tunix_core.sinks.mlflow_run import MlflowSink

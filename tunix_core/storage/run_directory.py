@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tunix_core import paths
-from tunix_core.config import RunConfig, config_from_dict, config_to_dict
+from tunix_core.config import RunConfig
+from tunix_core.config_loading import config_from_dict, config_to_dict
 from tunix_core.errors import ConfigError, CorruptObject, ObjectExists
 from tunix_core.storage.store import ObjectStore, from_json, join_uri, normalize_uri, open_store, read_json, to_json
 

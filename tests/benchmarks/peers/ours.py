@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.benchmarks.peers.turns import serve
 from tests.benchmarks.workload import Trajectories, run_config
-from tunix_core.config import config_from_dict
+from tunix_core.config_loading import config_from_dict
 from tunix_core.distributed.compilation import enable_compilation_cache
 from tunix_core.distributed.mesh import make_mesh
 from tunix_core.learner.train_step import make_train_step

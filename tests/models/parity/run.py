@@ -16,11 +16,11 @@ import tempfile
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from tunix_core.config import load_recipe
+from tests.models.support import window_logits
+from tunix_core.config_loading import load_recipe
 from tunix_core.models import decoder, parameters
 from tunix_core.pretrained.exporting import export_model
 from tunix_core.pretrained.importing import import_model
@@ -38,15 +38,7 @@ def their_side(peer: str, *arguments: str) -> None:
 
 def compare(what: str, params: decoder.Params, config: decoder.ModelConfig, theirs: Path) -> bool:
     golden = safetensors.numpy.load_file(theirs)
-    tokens = jnp.asarray(golden["tokens"], jnp.int32)
-
-    @jax.jit
-    def logits(params: decoder.Params) -> jax.Array:
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        states = decoder.hidden_states(params, config, tokens, positions, jnp.ones_like(tokens))
-        return decoder.head_logits(params, config, states)
-
-    got = np.asarray(logits(params))
+    got = window_logits(config, params, golden["tokens"])
     worst, agree = np.abs(got - golden["logits"]).max(), (got.argmax(-1) == golden["logits"].argmax(-1)).mean()
     print(
         f"{what}: max |difference| {worst:.2e} of logits up to {np.abs(golden['logits']).max():.1f}, argmax equal {agree:.1%}"

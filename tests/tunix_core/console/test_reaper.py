@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tunix_core.config import load_recipe
+from tunix_core.config_loading import load_recipe
 from tunix_core.console.airflow_client import AirflowClient, AirflowError
 from tunix_core.console.reaper import reap_ended_runs, runs_with_processes
 from tunix_core.storage import control
