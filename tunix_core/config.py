@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from tunix_core.algorithm_config import AlgorithmConfig
+from tunix_core.mesh_config import MeshConfig
 from tunix_core.model_config import ModelConfig
 from tunix_core.validation import require as _require
 from tunix_core.validation import require_choice as _require_choice
@@ -139,27 +140,6 @@ class OptimizerConfig:
         _require_range("optimizer.beta1", self.beta1, 0, 0.9999999)
         _require_range("optimizer.beta2", self.beta2, 0, 0.9999999)
         _require_range("optimizer.gradient_clip_norm", self.gradient_clip_norm, 1e-9)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeshConfig:
-    """Devices per mesh axis; their product must equal the learner's device count."""
-
-    data: int = 1
-    fsdp: int = 1
-    stage: int = 1
-    tensor: int = 1
-
-    def __post_init__(self) -> None:
-        _require_range("mesh.data", self.data, 1)
-        for axis in ("fsdp", "stage", "tensor"):
-            _require(
-                getattr(self, axis) == 1,
-                f"mesh.{axis}",
-                getattr(self, axis),
-                "1",
-                "This release shards windows over data only; parameters are replicated.",
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -439,6 +419,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _require_range("seed", self.seed, 0, 2**31 - 1)
+        self.mesh.check(self.model, self.learner.window_tokens)
         limit = max(1, self.staleness.max_staleness)
         _require(
             self.learner.snapshot_interval_steps <= limit,
@@ -511,7 +492,7 @@ class RunConfig:
             self.microbatch_windows <= self.learner.max_windows,
             "learner.max_windows",
             self.learner.max_windows,
-            f"at least windows_per_microbatch * mesh.data = {self.microbatch_windows}",
+            f"at least windows_per_microbatch * mesh.data * mesh.fsdp = {self.microbatch_windows}",
             "Every data shard runs at least one micro-batch.",
         )
         _require(

@@ -63,7 +63,7 @@ def step_gain(model_name: str, num_trajectories: int, num_rounds: int) -> dict[s
     step = make_train_step(config, make_mesh(config.mesh))
     step.compile(num_trajectories)
     batches = {name: step.put(trajectories.pack(layout)) for name, layout in layouts.items()}
-    state, reference = step.init_state(init_parameters(model, 0)), step.put_params(init_parameters(model, 1))
+    state, reference = step.init_state(init_parameters(model, 0)), step.put_reference(init_parameters(model, 1))
     denominator = float(trajectories.loss_mask.sum())
     taken: dict[str, list[float]] = {name: [] for name in batches}
     for turn in range(num_rounds + 1):
@@ -102,7 +102,7 @@ def compilations() -> dict[str, int]:
     config = dataclasses.replace(config, learner=learner, actor=actor)
     step = make_train_step(config, make_mesh(config.mesh))
     step.compile(SHORT_MAX_WINDOWS)
-    state, reference = step.init_state(init_parameters(model, 0)), step.put_params(init_parameters(model, 1))
+    state, reference = step.init_state(init_parameters(model, 0)), step.put_reference(init_parameters(model, 1))
     counts: set[int] = set()
     for number, batch in zip(range(NUM_BATCHES + 1), _short_batches(), strict=False):
         layout = best_fit(batch.lengths, SHORT_WINDOW_TOKENS)

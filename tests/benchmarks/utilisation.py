@@ -132,7 +132,7 @@ def measure_model(name: str, num_trajectories: int, peak: float, seconds: float)
     params = init_parameters(model, 0)
     step = make_train_step(config, make_mesh(config.mesh))
     step.compile(len(arrays.tokens))
-    batch, reference = step.put(arrays), step.put_params(init_parameters(model, 1))
+    batch, reference = step.put(arrays), step.put_reference(init_parameters(model, 1))
     states = [step.init_state(params)]
 
     def update() -> None:

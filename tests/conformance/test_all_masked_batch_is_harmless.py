@@ -21,7 +21,7 @@ def test_all_masked_batch_is_harmless() -> None:
     masked = batch._replace(loss_mask=np.zeros_like(batch.loss_mask))
     before = step.init_state(make_parameters(1))
     kept = jax.tree.map(np.array, before.params)
-    after, metrics = step(before, step.put_params(make_parameters(2)), step.put(masked), 0.0)
+    after, metrics = step(before, step.put_reference(make_parameters(2)), step.put(masked), 0.0)
     figures = {name: float(value) for name, value in metrics.items()}
     assert all(np.isfinite(value) for value in figures.values()), figures
     assert (figures["policy_tokens"], figures["gradient_norm"], figures["loss"], figures["nonfinite"]) == (0, 0, 0, 0)

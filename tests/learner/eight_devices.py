@@ -38,7 +38,7 @@ def main(path: str) -> None:
         step = make_train_step(config, mesh)
         step.compile(16)
         batch = step.put(make_sequences().pack())
-        reference = step.put_params(make_parameters(2))
+        reference = step.put_reference(make_parameters(2))
         for attempt in range(2):
             state, metrics = step(
                 step.init_state(make_parameters(1)), reference, batch, float(make_sequences().loss_mask.sum())

@@ -24,7 +24,7 @@ from tunix_core.config import (
 from tunix_core.data.packing import PackedArrays, best_fit, pack
 from tunix_core.distributed.mesh import make_mesh
 from tunix_core.learner.batches import update_of_window
-from tunix_core.learner.objectives import policy_objective, start_of_batch
+from tunix_core.learner.objectives import policy_objective
 from tunix_core.learner.train_step import TrainStep
 from tunix_core.models import decoder
 
@@ -158,8 +158,6 @@ def two_updates_step(windows_per_microbatch: int, mesh: Mesh | None = None, **al
         objective=policy_objective(config.model, config.algorithm),
         optimizer=optax.sgd(rising_rate),
         num_updates=2,
-        at_start=start_of_batch(config.model, config.algorithm),
-        with_value_head=config.algorithm.has_value_head,
     )
     step.compile(16)
     return step
@@ -176,7 +174,7 @@ def two_updates(step: TrainStep, sequences: Sequences) -> tuple[dict[str, np.nda
     batch = sequences.pack()
     state, metrics = step(
         step.init_state(make_parameters(1)),
-        step.put_params(make_parameters(2)),
+        step.put_reference(make_parameters(2)),
         step.put(batch),
         denominators(step, batch),
     )

@@ -29,7 +29,8 @@ from tunix_core.data.packing import PackedArrays
 from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.distributed.mesh import make_mesh
 from tunix_core.errors import ConfigError
-from tunix_core.learner.train_step import TrainState, TrainStep, make_optimizer, make_supervised_step, make_train_step
+from tunix_core.learner.train_step import TrainStep, make_optimizer, make_supervised_step, make_train_step
+from tunix_core.learner.update import TrainState
 from tunix_core.models.decoder import flatten_parameters
 
 
@@ -52,7 +53,7 @@ def update(
     """The state after one step from `make_parameters(1)`, on the host, and its metrics."""
     state, metrics = step(
         step.init_state(make_parameters(1)) if state is None else state,
-        step.put_params(make_parameters(2)),
+        step.put_reference(make_parameters(2)),
         step.put(batch),
         float(batch.loss_mask.sum()) if denominator is None else denominator,
     )
@@ -177,7 +178,7 @@ def test_the_state_is_given_up_and_the_reference_kept() -> None:
     """Both were made from the same arrays, as at the start of a run."""
     step = compiled()
     params = jax.tree.map(jax.device_put, make_parameters(1))
-    state, reference = step.init_state(params), step.put_params(params)
+    state, reference = step.init_state(params), step.put_reference(params)
     batch = step.put(make_sequences().pack())
     step(state, reference, batch, 10.0)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))

@@ -27,7 +27,8 @@ from tunix_core.config_loading import load_recipe
 from tunix_core.data.packing import PackedArrays, best_fit
 from tunix_core.errors import ConfigError
 from tunix_core.learner.batches import update_of_window
-from tunix_core.learner.train_step import TrainState, TrainStep
+from tunix_core.learner.train_step import TrainStep
+from tunix_core.learner.update import TrainState
 from tunix_core.models.decoder import flatten_parameters
 
 ALGORITHM = make_config().algorithm
@@ -108,7 +109,7 @@ def test_two_updates_are_the_two_updates_written_out() -> None:
 def run(batch: PackedArrays, denominator: np.ndarray) -> tuple[TrainState, dict[str, float]]:
     step = compiled()
     state, metrics = step(
-        step.init_state(make_parameters(1)), step.put_params(make_parameters(2)), step.put(batch), denominator
+        step.init_state(make_parameters(1)), step.put_reference(make_parameters(2)), step.put(batch), denominator
     )
     return jax.tree.map(np.array, state), {name: float(value) for name, value in metrics.items()}
 

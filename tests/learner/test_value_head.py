@@ -224,7 +224,7 @@ def test_two_updates_are_the_two_updates_written_out() -> None:
     state = step.init_state(make_parameters(1))
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.params["value_head"])), "it starts at zero"
     state = step.put_state(jax.tree.map(np.array, state)._replace(params=with_head(1)))
-    reference = step.put_params(make_parameters(2))
+    reference = step.put_reference(make_parameters(2))
     state, metrics = step(state, reference, step.put(batch), denominators(step, batch))
     found, wanted = flatten_parameters(state.params), written_out(step.config.algorithm)
     assert "value_head.weight" in found

@@ -30,7 +30,7 @@ def window_logits(
     def run(params: decoder.Params, tokens: jax.Array) -> jax.Array:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         states = decoder.hidden_states(params, config, tokens, positions, jnp.ones_like(tokens))
-        return decoder.head_logits(params, config, chosen(states))
+        return decoder.head_logits(decoder.head_weight(params, config), config, chosen(states))
 
     options = None if compiler_options is None else dict(compiler_options)
     return np.asarray(jax.jit(run, compiler_options=options)(params, jnp.asarray(tokens, jnp.int32)))

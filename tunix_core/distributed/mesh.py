@@ -1,4 +1,4 @@
-"""The device mesh, and where arrays lie on it."""
+"""The device mesh, and where a batch lies on it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,14 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tunix_core.config import MeshConfig
+from tunix_core.distributed.parallel import AXES, WINDOW_AXES, Parallel
 from tunix_core.errors import ConfigError
 
-AXES = ("data", "fsdp", "stage", "tensor")
-
-WINDOW_AXES = ("data", "fsdp")
-"""The axes that windows are split over; gradients are summed over the same."""
-
-WINDOWS = PartitionSpec(WINDOW_AXES)
-"""`[N, W]` batch arrays."""
-
 REPLICATED = PartitionSpec()
-"""Parameters, optimizer state and scalars, in this release: the mesh has only its data axis above 1."""
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
-    """A mesh over all devices of the process.
+    """A mesh over all devices of all processes.
 
     Raises:
         ConfigError: the axes' product is not the number of devices.
@@ -35,9 +27,19 @@ def make_mesh(config: MeshConfig) -> Mesh:
             "mesh",
             dict(zip(AXES, shape, strict=True)),
             f"axes whose product is the number of devices, {len(devices)}",
-            "Change mesh.data or the devices that the process sees.",
+            "Change the axes of mesh, or the devices that the process sees.",
         )
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def parallel_of(mesh: Mesh) -> Parallel:
+    """The sizes of its axes; an axis that it lacks has one device."""
+    return Parallel(**{axis: mesh.shape.get(axis, 1) for axis in AXES})
+
+
+def windows_spec(parallel: Parallel) -> PartitionSpec:
+    """Of `[N, W]` batch arrays: windows are split over data and fsdp, and the same on all stages and tensor devices."""
+    return PartitionSpec(parallel.active(WINDOW_AXES) or None)
 
 
 def placed(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:

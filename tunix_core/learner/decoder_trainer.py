@@ -12,8 +12,9 @@ from tunix_core.config import RunConfig
 from tunix_core.data.packing import PackedArrays
 from tunix_core.distributed.mesh import make_mesh
 from tunix_core.errors import CorruptObject
-from tunix_core.learner.train_step import PlacedBatch, TrainState, make_train_step
+from tunix_core.learner.train_step import make_train_step
 from tunix_core.learner.trainer import check_leaves
+from tunix_core.learner.update import PlacedBatch, TrainState
 from tunix_core.learner.value_head import detached
 from tunix_core.models.parameters import Params, flatten_parameters, trained_parameters, unflatten_parameters
 
@@ -30,7 +31,7 @@ class DecoderTrainer:
         return self._step.init_state(unflatten_parameters(model, tensors, trained_parameters(model)))
 
     def reference(self, tensors: Mapping[str, np.ndarray]) -> Params:
-        return self._step.put_params(unflatten_parameters(self._config.model.base(), tensors))
+        return self._step.put_reference(unflatten_parameters(self._config.model.base(), tensors))
 
     def compile(self, num_windows: int) -> None:
         self._step.compile(num_windows)

@@ -20,7 +20,8 @@ from tunix_core.errors import ConfigError, Diverged
 from tunix_core.learner.examples import Example, lengths_of, num_tokens, pack_examples
 from tunix_core.learner.held_out_loss import HeldOutLoss
 from tunix_core.learner.objectives import Objective, preference_objective, supervised_objective
-from tunix_core.learner.train_step import TrainState, TrainStep, make_optimizer
+from tunix_core.learner.train_step import TrainStep, make_optimizer
+from tunix_core.learner.update import TrainState
 from tunix_core.models.parameters import Params
 
 Figures = Mapping[str, float]
@@ -132,7 +133,7 @@ class _Trainer:
         self._held_out: HeldOutLoss | None = None
         if data.held_out:
             arrays = self._pack(data.held_out)
-            self._held_out = HeldOutLoss(config, mesh, method.objective, arrays, method.denominator(arrays))
+            self._held_out = HeldOutLoss(self.step, arrays, method.denominator(arrays))
 
     def _num_windows(self, lengths: np.ndarray) -> int:
         """In whole micro-batches."""
@@ -145,22 +146,20 @@ class _Trainer:
     def reference(self, start: Params, base: Params | None) -> Params | None:
         """On the mesh; None where the objective reads none."""
         if base is not None:
-            return self.step.put_params(base)
-        return self.step.put_params(start) if self._method.compares_with_the_start else None
+            return self.step.put_reference(base)
+        return self.step.put_reference(start) if self._method.compares_with_the_start else None
 
     def update(
         self, state: TrainState, reference: Params | None, planned: Planned
     ) -> tuple[TrainState, dict[str, float]]:
         arrays = self._pack([self._data.train[i] for i in planned.examples.tolist()])
-        # A step that reads no reference is compiled without that argument.
-        frozen = state.params if reference is None else reference
-        state, metrics = self.step(state, frozen, self.step.put(arrays), self._method.denominator(arrays))
+        state, metrics = self.step(state, reference, self.step.put(arrays), self._method.denominator(arrays))
         return state, {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
 
     def evaluate(self, state: TrainState, reference: Params | None) -> dict[str, float]:
         if self._held_out is None:
             return {}
-        return self._held_out(state.params, state.params if reference is None else reference)
+        return self._held_out(state, reference)
 
 
 def fine_tune(

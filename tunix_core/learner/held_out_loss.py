@@ -5,54 +5,37 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from tunix_core.config import RunConfig
 from tunix_core.data.packing import PackedArrays
-from tunix_core.distributed.mesh import REPLICATED, WINDOWS, placed
-from tunix_core.learner.objectives import Batch, Objective, Sums, finalize
-from tunix_core.learner.train_step import over_devices
+from tunix_core.learner.objectives import finalize
+from tunix_core.learner.train_step import TrainStep
+from tunix_core.learner.update import TrainState
 from tunix_core.models.parameters import Params
 
 
 class HeldOutLoss:
-    """Of one objective on one mesh; compiled for one micro-batch, at the first call."""
+    """Of a step's objective, over batches of the shape that the step was compiled for."""
 
-    def __init__(
-        self, config: RunConfig, mesh: Mesh, objective: Objective, arrays: PackedArrays, denominator: float
-    ) -> None:
+    def __init__(self, step: TrainStep, arrays: PackedArrays, denominator: float) -> None:
         """
         Args:
-            arrays: the examples, `[N, W]`, N whole micro-batches.
+            arrays: the examples, `[N, W]`.
             denominator: of all of them.
         """
-        unit = config.microbatch_windows
-        assert len(arrays.tokens) % unit == 0, "whole micro-batches"
+        self._step = step
         self._denominator = denominator
-        place = placed(mesh, WINDOWS)
-        whole = Batch(*(getattr(arrays, name) for name in Batch._fields))
-        self._microbatches = [
-            jax.tree.map(lambda array, first=first: jax.device_put(array[first : first + unit], place), whole)
-            for first in range(0, len(arrays.tokens), unit)
+        size = step.num_windows
+        self._batches = [
+            step.put(jax.tree.map(lambda array, first=first: array[first : first + size], arrays))
+            for first in range(0, len(arrays.tokens), size)
         ]
 
-        def evaluate(params: Params, reference: Params, windows: Batch) -> Sums:
-            loss, sums = objective(params, reference, windows, jnp.float32(1))
-            return over_devices({"loss": loss, **sums})
-
-        self._evaluate = jax.jit(
-            jax.shard_map(
-                evaluate, mesh=mesh, in_specs=(REPLICATED, REPLICATED, WINDOWS), out_specs=REPLICATED, check_vma=True
-            )
-        )
-
-    def __call__(self, params: Params, reference: Params) -> dict[str, float]:
+    def __call__(self, state: TrainState, reference: Params | None) -> dict[str, float]:
         """`held_out_loss`, and the objective's own figures, `held_out_…` too."""
         totals: dict[str, Any] = {}
-        for windows in self._microbatches:
-            sums = jax.device_get(self._evaluate(params, reference, windows))
-            totals = {name: totals.get(name, 0.0) + np.float64(value) for name, value in sums.items()}
+        for batch in self._batches:
+            sums = jax.device_get(self._step.held_out(state, reference, batch))
+            totals = {name: totals.get(name, np.float64(0)) + np.float64(value) for name, value in sums.items()}
         loss = totals.pop("loss") / self._denominator
         return {f"held_out_{name}": float(value) for name, value in {"loss": loss, **finalize(totals)}.items()}

@@ -10,16 +10,18 @@ the hidden state of token t - 1 predicts; the first token of a segment is never 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from tunix_core.config import AlgorithmConfig, ModelConfig, PreferencesConfig
+from tunix_core.distributed.parallel import ALONE, Parallel
 from tunix_core.learner import value_head
-from tunix_core.models.decoder import Params, hidden_states, token_logprobs
-from tunix_core.models.parameters import adapted
+from tunix_core.models.decoder import embed, run_blocks, token_logprobs
+from tunix_core.models.parameters import Params, adapted, final_norm
 from tunix_core.rl import aggregation, corrections, diagnostics, kl, losses, preferences, returns
 
 Array = Any
@@ -44,50 +46,90 @@ Sums = dict[str, jax.Array]
 """Scalars that add over micro-batches and devices, except those named `max_…`, whose maximum is taken."""
 
 
-class AtStart(NamedTuple):
-    """By the weights at the start of the batch; constants."""
+class Predictions(NamedTuple):
+    """Of one policy, about the tokens of some windows; entry t is predicted by the state of token t - 1.
 
-    logprobs: Array  # float32 [M, W], as `predictions` gives them
-    values: Array | None  # float32 [M, W], with a value head
+    Entry 0 of a window is meaningless, as is every segment's first.
+    """
+
+    logprobs: Array  # float32 [M, W], at the row's temperature where `loss_mask` is true, at 1 elsewhere
+    entropy: Array  # float32 [M, W], of that distribution
+    values: Array | None = None  # float32 [M, W], with a value head: of the state before each token
 
 
-class Objective(Protocol):
-    """What an update minimises, of one micro-batch."""
+class Given(NamedTuple):
+    """What an update takes as constants."""
+
+    reference: Predictions | None
+    start: Predictions | None
+    """By the weights at the start of the batch; None: the update's own weights are those."""
+
+
+TokenLoss = Callable[[Predictions, Batch, Given, jax.Array], tuple[jax.Array, Sums]]
+"""(of the weights in training, windows, constants, denominator) -> part of the loss, and sums."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What an update minimises: predictions of the weights in training, and a loss of each token's.
+
+    They are apart because a mesh comes between them: the reference's are made for a whole batch before its first update,
+    and stages make them far from where the windows enter.
+    """
+
+    model: ModelConfig
+    token_loss: TokenLoss
+    has_reference: bool
+    has_values: bool = False
+
+    @property
+    def reads_reference(self) -> bool:
+        """Itself, or as what adapters lie on."""
+        return self.has_reference or self.model.lora_rank > 0
+
+    def policy(self, trained: Params, reference: Params | None) -> Params:
+        """The whole weights: those in training, or adapters on the reference."""
+        return adapted(self.model, trained, reference)
+
+    def read(self, model: ModelConfig, params: Params, x: jax.Array, batch: Batch, parallel: Parallel) -> Predictions:
+        """Predictions from the last layer's output `[M, W / tensor, D]`.
+
+        Args:
+            model: the objective's own, or the reference's, whose parameters have no value head.
+        """
+        states = final_norm(model, params)(x)
+        # An empty window is all zeros, its temperature too: 0 times infinity would come back in the gradient.
+        temperature = aggregation.where_policy(batch.loss_mask, batch.temperature, 1.0)
+        before = _before(parallel.enter(states))
+        logprobs, entropy = token_logprobs(params, model, before, batch.tokens, temperature, parallel)
+        if not (self.has_values and value_head.NAME in params):
+            return Predictions(logprobs, entropy)
+        return Predictions(logprobs, entropy, _before(parallel.whole(value_head.values(params, states))))
+
+    def predict(self, model: ModelConfig, params: Params, batch: Batch, parallel: Parallel = ALONE) -> Predictions:
+        """A whole forward pass, where no stages divide it."""
+        x = embed(params, model, batch.tokens, parallel)
+        x = run_blocks(params["blocks"], model, x, batch.positions, batch.segment_ids, parallel)
+        return self.read(model, params, x, batch, parallel)
 
     def __call__(
-        self, params: Params, reference: Params, batch: Batch, denominator: jax.Array, start: AtStart | None = None
+        self, trained: Params, reference: Params, batch: Batch, denominator: jax.Array, start: Predictions | None = None
     ) -> tuple[jax.Array, Sums]:
-        """
+        """Part of the loss of one micro-batch, and sums, on a device alone.
+
         Args:
-            params: what is trained, whole weights or adapters.
+            trained: whole weights or adapters, with the value head if there is one.
             reference: parameters of the KL reference; with adapters, the base they lie on.
-            start: None: `params` are the weights at the start of the batch.
-
-        Returns:
-            Part of the loss, and sums.
+            start: of the weights at the start of the batch; None: `trained` are those.
         """
+        anchor = self.predict(self.model.base(), reference, batch) if self.has_reference else None
+        current = self.predict(self.model, self.policy(trained, reference), batch)
+        return self.token_loss(current, batch, jax.lax.stop_gradient(Given(anchor, start)), denominator)
 
 
-def predictions(params: Params, config: ModelConfig, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Log probability of each token given those before it in its segment, and that distribution's entropy.
-
-    Returns:
-        logprobs, entropy: `[M, W]`; at the row's temperature where `loss_mask` is true, at 1 elsewhere; entry 0
-            of a window is meaningless, as is every segment's first.
-    """
-    return _predictions(params, config, batch, _states_before(params, config, batch))
-
-
-def _states_before(params: Params, config: ModelConfig, batch: Batch) -> jax.Array:
-    """`[M, W, D]` the state before each token; the last state predicts nothing inside the window."""
-    hidden = hidden_states(params, config, batch.tokens, batch.positions, batch.segment_ids)
-    return jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
-
-
-def _predictions(params: Params, config: ModelConfig, batch: Batch, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # An empty window is all zeros, its temperature too: 0 times infinity would come back in the gradient.
-    temperature = aggregation.where_policy(batch.loss_mask, batch.temperature, 1.0)
-    return token_logprobs(params, config, before, batch.tokens, temperature)
+def _before(x: jax.Array) -> jax.Array:
+    """`[M, W, …]` of the token before each; the last one's predicts nothing inside the window."""
+    return jnp.concatenate([x[:, :1], x[:, :-1]], axis=1)
 
 
 class _Tokens(NamedTuple):
@@ -190,21 +232,18 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
     `stop_gradient(current)` and cost no pass of their own; so are the values that advantages come from.
     """
 
-    def objective(
-        params: Params, reference: Params, batch: Batch, denominator: jax.Array, start: AtStart | None = None
-    ) -> tuple[jax.Array, Sums]:
+    def token_loss(found: Predictions, batch: Batch, given: Given, denominator: jax.Array) -> tuple[jax.Array, Sums]:
+        assert given.reference is not None
         mask = jnp.asarray(batch.loss_mask)
-        policy = adapted(model, params, reference)
-        before = _states_before(policy, model, batch)
-        logprobs, entropy = _predictions(policy, model, batch, before)
+        logprobs = found.logprobs
         current = jax.lax.stop_gradient(logprobs)
-        proximal = current if start is None else start.logprobs
+        proximal = current if given.start is None else given.start.logprobs
         # Masked tokens may hold anything: neutral values on the way in, none of them on the way out.
         at = _Tokens(
             logprobs=logprobs,
             proximal=proximal,
             behavior=aggregation.where_policy(mask, batch.behavior_logprobs, proximal),
-            reference=jax.lax.stop_gradient(predictions(reference, model.base(), batch)[0]),
+            reference=given.reference.logprobs,
             advantages=aggregation.where_policy(mask, batch.advantages),
             mask=mask,
             segment_ids=jnp.asarray(batch.segment_ids),
@@ -213,12 +252,12 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
         plain = algorithm.loss == "policy_gradient"
         correction = _correction(algorithm, at._replace(proximal=current) if plain else at)
         value = None
-        if algorithm.has_value_head:
-            values = value_head.values(params, before)
-            value = _Value(values, jax.lax.stop_gradient(values) if start is None else start.values, batch.rewards)
+        if found.values is not None:
+            at_start = jax.lax.stop_gradient(found.values) if given.start is None else given.start.values
+            value = _Value(found.values, at_start, batch.rewards)
         at, targets = _credited(algorithm, at, value)
         loss, clipped = _policy_loss(algorithm, at, correction)
-        sums = _token_sums(algorithm, at, loss, clipped, entropy, jnp.asarray(batch.equal_version))
+        sums = _token_sums(algorithm, at, loss, clipped, found.entropy, jnp.asarray(batch.equal_version))
         total = loss
         if algorithm.kl_in == "loss":
             # The tokens are the behavior policy's: the leash is corrected as the loss is.
@@ -231,7 +270,7 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
         weights = aggregation.token_weights(algorithm.aggregation, mask, at.segment_ids)
         return aggregation.masked_sum(weights * total, mask) / denominator, sums
 
-    return objective
+    return Objective(model, token_loss, has_reference=True, has_values=algorithm.has_value_head)
 
 
 def _token_sums(
@@ -260,35 +299,20 @@ def _token_sums(
     }
 
 
-def start_of_batch(model: ModelConfig, algorithm: AlgorithmConfig) -> Callable[[Params, Params, Batch], AtStart]:
-    """(trained parameters at the start of the batch, reference parameters, windows) -> what the objective takes as `start`."""
-
-    def evaluate(params: Params, reference: Params, batch: Batch) -> AtStart:
-        policy = adapted(model, params, reference)
-        before = _states_before(policy, model, batch)
-        values = value_head.values(params, before) if algorithm.has_value_head else None
-        return jax.lax.stop_gradient(AtStart(_predictions(policy, model, batch, before)[0], values))
-
-    return evaluate
-
-
 def supervised_objective(model: ModelConfig) -> Objective:
     """Cross entropy of the policy tokens."""
 
-    def objective(
-        params: Params, reference: Params, batch: Batch, denominator: jax.Array, start: AtStart | None = None
-    ) -> tuple[jax.Array, Sums]:
-        del start
+    def token_loss(found: Predictions, batch: Batch, given: Given, denominator: jax.Array) -> tuple[jax.Array, Sums]:
+        del given
         mask = jnp.asarray(batch.loss_mask)
-        logprobs, entropy = predictions(adapted(model, params, reference), model, batch)
-        part = -aggregation.masked_sum(logprobs, mask) / denominator
+        part = -aggregation.masked_sum(found.logprobs, mask) / denominator
         sums = {
             "policy_tokens": mask.sum(dtype=jnp.float32),
-            "entropy": aggregation.masked_sum(jax.lax.stop_gradient(entropy), mask),
+            "entropy": aggregation.masked_sum(jax.lax.stop_gradient(found.entropy), mask),
         }
         return part, sums
 
-    return objective
+    return Objective(model, token_loss, has_reference=False)
 
 
 def preference_objective(model: ModelConfig, options: PreferencesConfig) -> Objective:
@@ -298,18 +322,14 @@ def preference_objective(model: ModelConfig, options: PreferencesConfig) -> Obje
     whole weights pass a copy of the weights at the start.
     """
 
-    def objective(
-        params: Params, reference: Params, batch: Batch, denominator: jax.Array, start: AtStart | None = None
-    ) -> tuple[jax.Array, Sums]:
-        del start
+    def token_loss(found: Predictions, batch: Batch, given: Given, denominator: jax.Array) -> tuple[jax.Array, Sums]:
+        assert given.reference is not None
         mask, segment_ids = jnp.asarray(batch.loss_mask), jnp.asarray(batch.segment_ids)
-        logprobs, _ = predictions(adapted(model, params, reference), model, batch)
-        anchor = jax.lax.stop_gradient(predictions(reference, model.base(), batch)[0])
-        ratios = preferences.pair_sums(logprobs - anchor, mask, segment_ids)
+        ratios = preferences.pair_sums(found.logprobs - given.reference.logprobs, mask, segment_ids)
         loss = preferences.dpo(*ratios, options.beta, options.label_smoothing)
         once = preferences.first_of_pair(batch.positions, segment_ids)
         margin = jax.lax.stop_gradient(options.beta * (ratios.chosen - ratios.rejected))
-        answers = preferences.pair_sums(jax.lax.stop_gradient(logprobs), mask, segment_ids)
+        answers = preferences.pair_sums(jax.lax.stop_gradient(found.logprobs), mask, segment_ids)
         add = lambda values: aggregation.masked_sum(values, once)  # noqa: E731
         sums = {
             "policy_tokens": mask.sum(dtype=jnp.float32),
@@ -322,7 +342,7 @@ def preference_objective(model: ModelConfig, options: PreferencesConfig) -> Obje
         }
         return aggregation.masked_sum(loss, once) / denominator, sums
 
-    return objective
+    return Objective(model, token_loss, has_reference=True)
 
 
 def finalize(sums: Sums) -> Sums:

@@ -21,7 +21,8 @@ from tunix_core.environments import make_environment, task_seed
 from tunix_core.environments.demonstrations import Demonstration, demonstrations
 from tunix_core.errors import ConfigError
 from tunix_core.learner.examples import pack_examples
-from tunix_core.learner.train_step import TrainState, TrainStep, make_supervised_step
+from tunix_core.learner.train_step import TrainStep, make_supervised_step
+from tunix_core.learner.update import TrainState
 from tunix_core.models.parameters import Params, adapters, init_parameters
 from tunix_core.tokenizer import Tokenizer
 
@@ -56,7 +57,7 @@ class _Demonstrations:
         self._config = config
         self._tokenizer = tokenizer
         self._environment = make_environment(config.environment, latency=False)
-        unit = config.learner.windows_per_microbatch * config.mesh.data
+        unit = config.microbatch_windows
         lengths = np.array([len(item.tokens) for item in self._draw(0)])
         # A tenth to spare: batches differ in length, the compiled shape does not.
         windows = best_fit(lengths, config.learner.window_tokens).num_windows * 1.1
@@ -77,8 +78,7 @@ def _train(
     loss = np.nan
     for step in steps:
         arrays = stream.batch(step)
-        frozen = state.params if base is None else base
-        state, metrics = step_function(state, frozen, step_function.put(arrays), float(arrays.loss_mask.sum()))
+        state, metrics = step_function(state, base, step_function.put(arrays), float(arrays.loss_mask.sum()))
         loss = float(metrics["loss"])
     return state, loss
 
@@ -133,7 +133,7 @@ def warm_start(
     step_function.compile(stream.num_windows)
     state = step_function.init_state(kept_params)
     if base is not None:
-        base = step_function.put_params(base)
+        base = step_function.put_reference(base)
     kept = _host(state)
     while done < options.num_steps:
         state, loss = _train(step_function, state, base, stream, range(done, done + stretch))

@@ -26,8 +26,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tunix_core.distributed.parallel import as_varying
 from tunix_core.models import pallas_attention
-from tunix_core.models.scores import MASKED_SCORE, Scores, as_varying
+from tunix_core.models.scores import MASKED_SCORE, Scores
 
 SEGMENTS_FROM_TOKENS = 256
 """Windows from this size on take the segment-skipping backend by default."""

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tunix_core.distributed.parallel import ALONE, Parallel
 from tunix_core.model_config import ModelConfig
 from tunix_core.models.attention import Mix, Scores, attend, packed_mix
 from tunix_core.models.layers import Angles, Setting, rotation
@@ -32,6 +33,7 @@ from tunix_core.models.parameters import (
     init_parameters,
     unflatten_parameters,
 )
+from tunix_core.models.partitioning import GATHERED, gather_layer
 
 __all__ = [
     "Cache",
@@ -55,7 +57,12 @@ each layer's residuals. Deep ones keep it, for compile time."""
 
 
 def hidden_states(
-    params: Params, config: ModelConfig, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+    params: Params,
+    config: ModelConfig,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    parallel: Parallel = ALONE,
 ) -> jax.Array:
     """Final hidden states of packed windows; a token attends to its own segment, causally.
 
@@ -63,13 +70,29 @@ def hidden_states(
         tokens: int32 `[B, T]`.
         positions: int32 `[B, T]`, restarting at 0 with each segment.
         segment_ids: int32 `[B, T]`, contiguous; 0 is padding.
+        parallel: the mesh; with stages, call the three parts by themselves.
 
     Returns:
-        `[B, T, D]` in the compute type, normalised, ready for the head. Entry t predicts token t + 1.
+        `[B, T, D]` in the compute type, normalised, ready for the head; on a tensor axis the device's part of T.
+            Entry t predicts token t + 1.
     """
+    x = embed(params, config, tokens, parallel)
+    x = run_blocks(params["blocks"], config, x, positions, segment_ids, parallel)
+    return final_norm(config, params)(x)
+
+
+def run_blocks(
+    blocks: Params,
+    config: ModelConfig,
+    x: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    parallel: Parallel = ALONE,
+) -> jax.Array:
+    """The layers, of this device's stage: `[B, T, D]` -> `[B, T, D]`, not yet normalised."""
     angles, local_angles = rotations(config, positions)
     scores = Scores(config.query_scale, config.attention_softcap)
-    num_tokens = tokens.shape[1]
+    num_tokens = positions.shape[1]
 
     def layer(x: jax.Array, of_layer: tuple[Params, Any]) -> tuple[jax.Array, None]:
         weights, local = of_layer
@@ -79,15 +102,28 @@ def hidden_states(
         else:
             own, visible = angles, None
         mix = packed_mix(segment_ids, scores, backend=config.attention, visible_tokens=visible)
-        return block(config, weights)(x, Setting(own, mix))[0], None
+        weights = gather_layer(weights, parallel, config.compute_dtype)
+        return block(config, weights)(x, Setting(own, mix, parallel))[0], None
 
-    if config.remat != "none":
-        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "matmuls" else None
-        layer = jax.checkpoint(layer, prevent_cse=False, policy=policy)
-    locals_ = np.array([config.is_local(i) for i in range(config.num_layers)])
-    unroll = config.num_layers if config.num_layers <= UNROLLED_LAYERS else 1
-    x, _ = jax.lax.scan(layer, embed(params, config, tokens), (params["blocks"], locals_), unroll=unroll)
-    return final_norm(config, params)(x)
+    if config.remat != "none" or parallel.fsdp > 1:
+        layer = jax.checkpoint(layer, prevent_cse=False, policy=_kept_for_backward(config))
+    num_layers = config.num_layers // parallel.stage
+    locals_ = jnp.array([config.is_local(i) for i in range(config.num_layers)]).reshape(parallel.stage, num_layers)
+    of_stage = locals_[parallel.index("stage")]
+    unroll = num_layers if num_layers <= UNROLLED_LAYERS else 1
+    return jax.lax.scan(layer, x, (blocks, of_stage), unroll=unroll)[0]
+
+
+def _kept_for_backward(config: ModelConfig) -> Any:
+    """What the backward pass finds instead of computing it again; never a weight that was gathered for its layer."""
+    policies = jax.checkpoint_policies
+    match config.remat:
+        case "none":
+            return policies.save_anything_except_these_names(GATHERED)
+        case "matmuls":
+            return policies.dots_with_no_batch_dims_saveable
+        case "layer":
+            return policies.nothing_saveable
 
 
 def rotations(config: ModelConfig, positions: jax.Array) -> tuple[Angles, Angles]:
@@ -96,20 +132,31 @@ def rotations(config: ModelConfig, positions: jax.Array) -> tuple[Angles, Angles
     return angles, rotation(positions, config, local=True) if config.local_rope_theta else angles
 
 
-def embed(params: Params, config: ModelConfig, tokens: jax.Array) -> jax.Array:
-    """int `[...]` -> `[..., D]` in the compute type."""
-    x = params["embedding"][tokens].astype(config.compute_dtype)
+def embed(params: Params, config: ModelConfig, tokens: jax.Array, parallel: Parallel = ALONE) -> jax.Array:
+    """int `[B, T]` -> `[B, T, D]` in the compute type; on a tensor axis the device's part of T."""
+    table = params["embedding"]
+    if parallel.fsdp > 1:
+        table = parallel.gather(table.astype(config.compute_dtype), 1)
+    if parallel.tensor > 1:
+        own = tokens - parallel.index("tensor") * table.shape[0]
+        found = (own >= 0) & (own < table.shape[0])
+        x = jnp.where(found[..., None], table[jnp.where(found, own, 0)], 0)
+    else:
+        x = table[tokens]
+    x = parallel.leave(x.astype(config.compute_dtype))
     # The factor is rounded to the compute type, as Gemma's own code does.
     return x * jnp.asarray(config.model_width**0.5, x.dtype) if config.scaled_embeddings else x
 
 
-def head_logits(params: Params, config: ModelConfig, states: jax.Array) -> jax.Array:
-    """Normalised states `[..., D]` -> float32 logits `[..., V]`."""
-    if config.tied_embeddings:
-        weight, axis = params["embedding"], 1
-    else:
-        weight, axis = params["head"], 0
-    contraction = (((states.ndim - 1,), (axis,)), ((), ()))
+def head_weight(params: Params, config: ModelConfig, parallel: Parallel = ALONE) -> jax.Array:
+    """The vocabulary projection as it is stored, `[V, D]` if tied and else `[D, V]`, whole along fsdp."""
+    weight, width_axis = (params["embedding"], 1) if config.tied_embeddings else (params["head"], 0)
+    return parallel.gather(weight.astype(config.compute_dtype), width_axis) if parallel.fsdp > 1 else weight
+
+
+def head_logits(weight: jax.Array, config: ModelConfig, states: jax.Array) -> jax.Array:
+    """Normalised states `[..., D]` -> float32 logits `[..., V]`, or of the columns that `weight` has."""
+    contraction = (((states.ndim - 1,), (1 if config.tied_embeddings else 0,)), ((), ()))
     logits = jax.lax.dot_general(states, weight.astype(states.dtype), contraction, preferred_element_type=jnp.float32)
     cap = config.logit_softcap
     return cap * jnp.tanh(logits / cap) if cap else logits
@@ -131,19 +178,21 @@ def token_logprobs(
     hidden: jax.Array,
     targets: jax.Array,
     temperature: jax.Array | float,
+    parallel: Parallel = ALONE,
 ) -> tuple[jax.Array, jax.Array]:
     """Log probability of each target and entropy of its distribution, at the sampling temperature.
 
     The projection runs over chunks of tokens and again in the backward pass, so at most
-    `[logprob_chunk_tokens, V]` logits exist at a time.
+    `[logprob_chunk_tokens, V]` logits exist at a time; on a tensor axis each device has its columns of V.
 
     Args:
-        hidden: `[B, T, D]`; entry t must be the state that predicts `targets[:, t]`.
+        hidden: `[B, T, D]`, all T on every tensor device; entry t must be the state that predicts `targets[:, t]`.
         targets: int32 `[B, T]`.
         temperature: scalar or `[B, T]`; logits are divided by it.
 
     Returns:
-        logprobs `[B, T]`, entropy `[B, T]` in nats (a diagnostic: no gradient flows through it).
+        logprobs `[B, T]`, entropy `[B, T]` in nats (a diagnostic: no gradient flows through it); the same on all
+            tensor devices.
     """
     shape = targets.shape
     num_tokens = targets.size
@@ -156,18 +205,24 @@ def token_logprobs(
         flat = jnp.pad(flat, [(0, spare)] + [(0, 0)] * (flat.ndim - 1), mode="edge") if spare else flat
         return flat.reshape(num_chunks, chunk, *flat.shape[1:])
 
+    weight = head_weight(params, config, parallel)
+    columns = config.vocab_size // parallel.tensor
+    first = parallel.index("tensor") * columns
+
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def project(part: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         states, labels, heat = part
-        logits = head_logits(params, config, states) / heat[:, None]
-        shifted = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+        logits = head_logits(weight, config, states) / heat[:, None]
+        largest = parallel.largest(jax.lax.stop_gradient(logits.max(axis=-1)), ("tensor",))
+        shifted = logits - largest[:, None]
         weights = jnp.exp(shifted)
-        total = weights.sum(axis=-1)
+        total = parallel.total(weights.sum(axis=-1), ("tensor",))
         log_total = jnp.log(total)
         # A comparison instead of a gather: its transpose is a product, not a scatter.
-        chosen = jnp.where(jnp.arange(config.vocab_size) == labels[:, None], shifted, 0).sum(axis=-1)
-        entropy = jax.lax.stop_gradient(log_total - (weights * shifted).sum(axis=-1) / total)
-        return chosen - log_total, entropy
+        is_chosen = first + jnp.arange(columns) == labels[:, None]
+        chosen = parallel.total(jnp.where(is_chosen, shifted, 0).sum(axis=-1), ("tensor",))
+        mean = parallel.total(jax.lax.stop_gradient(weights * shifted).sum(axis=-1), ("tensor",)) / total
+        return chosen - log_total, jax.lax.stop_gradient(log_total - mean)
 
     heat = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), shape)
     parts = (chunked(hidden), chunked(targets), chunked(heat))
@@ -222,7 +277,7 @@ def _forward(
 
 
 def _logits(params: Params, config: ModelConfig, x: jax.Array) -> jax.Array:
-    return head_logits(params, config, final_norm(config, params)(x))
+    return head_logits(head_weight(params, config), config, final_norm(config, params)(x))
 
 
 def _masks(config: ModelConfig, positions: jax.Array, context_tokens: int) -> list[jax.Array]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from tunix_core.distributed.parallel import ALONE, Parallel
 from tunix_core.model_config import ModelConfig
 from tunix_core.models.attention import Mix
 
@@ -30,6 +31,7 @@ class Setting(NamedTuple):
 
     angles: Angles
     mix: Mix
+    parallel: Parallel = ALONE
 
 
 def project(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -215,7 +217,11 @@ class Experts(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One pre-norm layer."""
+    """One pre-norm layer.
+
+    On a tensor axis `x` and what is added to it are the device's tokens; attention and MLP see all tokens, hold the
+    device's heads and columns, and give parts of sums.
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         width = config.model_width
@@ -229,11 +235,13 @@ class Block(nnx.Module):
             self.mlp_post_norm = RMSNorm(width, config)
 
     def __call__(self, x: jax.Array, setting: Setting) -> tuple[jax.Array, Any]:
-        mixed, memory = self.attention(self.attention_norm(x), setting)
+        enter, leave = setting.parallel.enter, setting.parallel.leave
+        mixed, memory = self.attention(enter(self.attention_norm(x)), setting)
+        mixed = leave(mixed)
         if self.post_norms:
             mixed = self.attention_post_norm(mixed)
         x = x + mixed
-        hidden = self.mlp(self.mlp_norm(x))
+        hidden = leave(self.mlp(enter(self.mlp_norm(x))))
         if self.post_norms:
             hidden = self.mlp_post_norm(hidden)
         return x + hidden, memory

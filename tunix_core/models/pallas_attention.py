@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from tunix_core.models.scores import MASKED_SCORE, Scores, as_varying
+from tunix_core.distributed.parallel import as_varying
+from tunix_core.models.scores import MASKED_SCORE, Scores
 
 LANES, SUBLANES = 128, 8
 """Of a vector register; a value per token is repeated along the one axis or the other."""

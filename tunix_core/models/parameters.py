@@ -107,9 +107,12 @@ def trained_parameters(config: ModelConfig) -> Params:
     return adapters(params) if config.lora_rank else params
 
 
-def adapted(config: ModelConfig, trained: Params, base: Params) -> Params:
+def adapted(config: ModelConfig, trained: Params, base: Params | None) -> Params:
     """The whole model: what is trained, on the frozen base where it is adapters."""
-    return combined(base, trained) if config.lora_rank else trained
+    if not config.lora_rank:
+        return trained
+    assert base is not None, "adapters lie on a base"
+    return combined(base, trained)
 
 
 def init_parameters(config: ModelConfig, seed: int) -> Params:

@@ -1,4 +1,4 @@
-"""What all attention backends share: how scores are made, and types under `shard_map`."""
+"""How scores are made of queries and keys, the same in all attention backends."""
 
 from __future__ import annotations
 
@@ -29,9 +29,3 @@ class Scores:
         if self.softcap:
             cotangent = cotangent * (1 - (scores / self.softcap) ** 2)
         return cotangent * self.scale
-
-
-def as_varying(x: jax.Array, like: jax.Array) -> jax.Array:
-    """`x` varying over the mesh axes that `like` varies over: what a loop carry under `shard_map` must match."""
-    missing = jax.typeof(like).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
-    return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x

@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
     step = make_train_step(config, make_mesh(config.mesh))
     num_windows = trajectories.fit().num_windows
     step.compile(num_windows)
-    reference = step.put_params(unflatten_parameters(model, tensors["reference."]))
+    reference = step.put_reference(unflatten_parameters(model, tensors["reference."]))
     states = [step.init_state(unflatten_parameters(model, tensors["policy."]))]
 
     def update() -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""The learner's device mesh, and what it must divide."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from tunix_core.errors import ConfigError
+from tunix_core.model_config import ModelConfig
+from tunix_core.validation import require_choice, require_range
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Devices per mesh axis; their product must equal the learner's device count.
+
+    `data` and `fsdp` split windows; `fsdp` also parameters and optimizer; `stage` the layers; `tensor` heads,
+    MLP and vocabulary. Put `tensor` inside a host's fast links.
+    """
+
+    data: int = 1
+    fsdp: int = 1
+    stage: int = 1
+    tensor: int = 1
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """Of micro-batches through the stages. 1f1b holds the inputs of at most 2 stage - 1 of them, gpipe of all."""
+
+    def __post_init__(self) -> None:
+        for axis in ("data", "fsdp", "stage", "tensor"):
+            require_range(f"mesh.{axis}", getattr(self, axis), 1)
+        require_choice("mesh.schedule", self.schedule, ("1f1b", "gpipe"))
+
+    def check(self, model: ModelConfig, window_tokens: int) -> None:
+        """
+        Raises:
+            ConfigError: an axis does not divide what it splits.
+        """
+        split = {
+            "tensor": {
+                "model.num_heads": model.num_heads,
+                "model.num_kv_heads": model.num_kv_heads,
+                "model.mlp_width": model.mlp_width,
+                "model.vocab_size": model.vocab_size,
+                "learner.window_tokens": window_tokens,
+            },
+            "fsdp": {"model.model_width": model.model_width},
+            "stage": {"model.num_layers": model.num_layers},
+        }
+        for axis, fields in split.items():
+            devices = getattr(self, axis)
+            for field, size in fields.items():
+                if size % devices:
+                    divisors = [str(n) for n in range(1, size + 1) if size % n == 0]
+                    shown = ", ".join(divisors[:12]) + (", …" if len(divisors) > 12 else "")
+                    raise ConfigError(
+                        f"mesh.{axis}",
+                        devices,
+                        f"a divisor of {field} = {size}, which it splits: {shown}",
+                        "Choose one, and give the other devices to another axis.",
+                    )
