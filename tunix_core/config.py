@@ -406,7 +406,7 @@ class RunConfig:
     preferences: PreferencesConfig = PreferencesConfig()
     algorithm: AlgorithmConfig = dataclasses.field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = OptimizerConfig()
-    mesh: MeshConfig = MeshConfig()
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     learner: LearnerConfig = LearnerConfig()
     staleness: StalenessConfig = StalenessConfig()
     actor: ActorConfig = ActorConfig()
