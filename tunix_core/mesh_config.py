@@ -10,6 +10,9 @@ from tunix_core.model_config import ModelConfig
 from tunix_core.validation import require_choice, require_range
 
 
+Schedule = Literal["1f1b", "gpipe"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
     """Devices per mesh axis; their product must equal the learner's device count.
@@ -22,13 +25,13 @@ class MeshConfig:
     fsdp: int = 1
     stage: int = 1
     tensor: int = 1
-    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    schedule: Schedule = "1f1b"
     """Of micro-batches through the stages. 1f1b holds the inputs of at most 2 stage - 1 of them, gpipe of all."""
 
     def __post_init__(self) -> None:
         for axis in ("data", "fsdp", "stage", "tensor"):
             require_range(f"mesh.{axis}", getattr(self, axis), 1)
-        require_choice("mesh.schedule", self.schedule, ("1f1b", "gpipe"))
+        require_choice("mesh.schedule", self.schedule, Schedule)
 
     def check(self, model: ModelConfig, window_tokens: int) -> None:
         """

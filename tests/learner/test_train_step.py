@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,14 +11,11 @@ import numpy as np
 import pytest
 
 from tests.learner import step_cases
-from tests.learner.eight_devices import SHARDS, WINDOWS
 from tests.learner.step_cases import (
     Expected,
     make_config,
     make_parameters,
     make_sequences,
-    two_updates,
-    two_updates_step,
 )
 from tunix_core.config import OptimizerConfig, WarmStartConfig
 from tunix_core.data.packing import PackedArrays
@@ -244,74 +237,3 @@ def test_supervised_loss_is_the_mean_cross_entropy_and_falls() -> None:
     own = step_cases.logprobs(make_parameters(1), sequences)
     assert losses[0] == pytest.approx(-own[sequences.loss_mask].mean(), rel=1e-5)
     assert losses == sorted(losses, reverse=True)
-
-
-# ---- meshes ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def on_eight_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    path = tmp_path_factory.mktemp("devices") / "updates.npz"
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    }
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.learner.eight_devices", str(path)],
-        env=environment,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=550,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    with np.load(path) as arrays:
-        return dict(arrays)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("shards", SHARDS)
-def test_any_data_mesh_gives_the_single_device_update(on_eight_devices: dict[str, np.ndarray], shards: int) -> None:
-    state, metrics = update(compiled(1), make_sequences().pack())
-    wanted = flatten_parameters(state.params)
-    for name, value in metrics.items():
-        assert on_eight_devices[f"{shards}/0/metrics/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-6), name
-    for name, leaf in wanted.items():
-        gradient = np.abs(expected().gradient[name])
-        clear = gradient > 1e-4 * gradient.max()
-        np.testing.assert_allclose(
-            on_eight_devices[f"{shards}/0/params/{name}"][clear], leaf[clear], atol=2e-5, rtol=0, err_msg=name
-        )
-
-
-@functools.cache
-def two_updates_on_one_device() -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    return two_updates(two_updates_step(WINDOWS), make_sequences(24))
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("shards", SHARDS)
-def test_any_data_mesh_gives_the_single_device_two_updates(
-    on_eight_devices: dict[str, np.ndarray], shards: int
-) -> None:
-    """With as many windows in a micro-batch over all devices, windows go to the same updates."""
-    params, metrics = two_updates_on_one_device()
-    found = {name: on_eight_devices[f"two/{shards}/params/{name}"] for name in params}
-    for name, value in metrics.items():
-        assert on_eight_devices[f"two/{shards}/metrics/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-6), name
-    assert metrics["kl_proximal"] > 0, "the second update happened"
-    for name, leaf in params.items():
-        np.testing.assert_allclose(found[name], leaf, atol=1e-5, rtol=0, err_msg=name)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("shards", SHARDS)
-def test_a_mesh_repeats_itself_to_the_bit(on_eight_devices: dict[str, np.ndarray], shards: int) -> None:
-    names = [name for name in on_eight_devices if name.startswith(f"{shards}/0/")]
-    assert len(names) > 20
-    for name in names:
-        np.testing.assert_array_equal(
-            on_eight_devices[name], on_eight_devices[name.replace("/0/", "/1/", 1)], err_msg=name
-        )

@@ -234,6 +234,10 @@ def test_two_updates_are_the_two_updates_written_out() -> None:
     old = np.asarray(unpacked_values(with_head(1)))
     assert float(metrics["value_mean"]) == pytest.approx(old[MASK].mean(), rel=1e-4)
     assert float(metrics["value_loss"]) > 0
+    current, anchor = (step_cases.logprobs(make_parameters(seed), SEQUENCES) for seed in (1, 2))
+    targets = estimates(step.config.algorithm, current, anchor, old.astype(np.float64))[1][MASK]
+    explained = 1 - (targets - old[MASK]).var() / targets.var()
+    assert float(metrics["explained_variance"]) == pytest.approx(explained, rel=1e-3)
 
 
 # ---- where it lives -------------------------------------------------------------------------------

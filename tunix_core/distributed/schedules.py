@@ -170,7 +170,8 @@ def _backward(
 
 def _nothing(stage: _Stage, params: Tree, x: jax.Array) -> _Total:
     """Of the shapes and types of one micro-batch's part."""
-    loss, extra = zeros_of(jax.eval_shape(stage.finish, params, x, jnp.int32(0)))
+    outputs = zeros_of(jax.eval_shape(stage.finish, params, x, jnp.int32(0)))
+    loss, extra = jax.tree.map(lambda leaf: varying_over(leaf, ("stage",)), outputs)
     parallel = stage.pipeline.parallel
     return loss, parallel.vary(jax.tree.map(jnp.zeros_like, params)), extra
 

@@ -265,7 +265,13 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
         if value is not None and targets is not None:
             error = losses.clipped_value_loss(value.current, value.at_start, targets, algorithm.value_clip or None)
             total = total + algorithm.value_coefficient * error
-            figures = {"value_loss": error, "value_mean": value.at_start, "return_mean": targets}
+            figures = {
+                "value_loss": error,
+                "value_mean": value.at_start,
+                "return_mean": targets,
+                "return_square": targets**2,
+                "value_error_square": (targets - value.at_start) ** 2,
+            }
             sums |= {name: aggregation.masked_sum(jax.lax.stop_gradient(x), mask) for name, x in figures.items()}
         weights = aggregation.token_weights(algorithm.aggregation, mask, at.segment_ids)
         return aggregation.masked_sum(weights * total, mask) / denominator, sums
@@ -363,4 +369,13 @@ def finalize(sums: Sums) -> Sums:
         figures |= {"equal_version_tokens": num_same, "logprob_gap_equal_version": gap}
     divisor = jnp.maximum(num_tokens, 1)
     means = {name: value if name.startswith("max_") else value / divisor for name, value in sums.items()}
+    if "return_square" in means:
+        figures["explained_variance"] = _explained_variance(means)
     return {**means, **figures}
+
+
+def _explained_variance(means: Sums) -> jax.Array:
+    """Takes the squares out of `means`: 1 - Var(return - value) / Var(return); 0 where returns do not vary."""
+    of_returns = means.pop("return_square") - means["return_mean"] ** 2
+    of_errors = means.pop("value_error_square") - (means["return_mean"] - means["value_mean"]) ** 2
+    return jnp.where(of_returns > 1e-8, 1 - of_errors / jnp.maximum(of_returns, 1e-8), 0.0)

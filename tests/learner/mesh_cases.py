@@ -1,0 +1,180 @@
+"""The same batches on meshes of 8 devices and on one.
+
+`python -m tests.learner.mesh_cases FILE CASE …` runs in a process of its own, under
+XLA_FLAGS=--xla_force_host_platform_device_count=8, and writes what each case gave to FILE, an `.npz`. A case is the JSON of
+`Case`'s fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from tests.learner.step_cases import make_config, make_sequences
+from tunix_core.config import MeshConfig, ModelConfig, OptimizerConfig, RunConfig
+from tunix_core.data.packing import PackedArrays
+from tunix_core.distributed.compilation import CompilationCounter
+from tunix_core.distributed.mesh import AXES
+from tunix_core.learner.batches import update_of_window
+from tunix_core.learner.train_step import TrainStep, make_train_step
+from tunix_core.models.decoder import flatten_parameters
+from tunix_core.models.parameters import abstract_parameters, trained_parameters
+
+DEVICES = 8
+STEPS = 3
+
+DENSE = ModelConfig(
+    vocab_size=304,
+    model_width=16,
+    num_layers=8,
+    num_heads=8,
+    num_kv_heads=8,
+    head_width=4,
+    mlp_width=24,
+    logprob_chunk_tokens=7,
+)
+MODELS = {
+    "dense": DENSE,
+    "lora": dataclasses.replace(
+        DENSE, lora_rank=3, lora_targets=("query", "value", "output", "gate", "down"), pretrained_uri="memory://base"
+    ),
+    # Every switch that a mesh could trip over.
+    "gemma": dataclasses.replace(
+        DENSE,
+        sliding_window=5,
+        sliding_period=2,
+        attention_softcap=50.0,
+        logit_softcap=30.0,
+        post_norms=True,
+        unit_offset_norms=True,
+        query_key_norm=True,
+        tied_embeddings=True,
+        scaled_embeddings=True,
+        activation="gelu_tanh",
+    ),
+    "qwen": dataclasses.replace(DENSE, attention_bias=True, num_kv_heads=4),
+    "experts": dataclasses.replace(DENSE, num_experts=4, experts_per_token=2),
+}
+
+
+def factorisations(devices: int = DEVICES) -> list[tuple[int, int, int, int]]:
+    """Of all devices over (data, fsdp, stage, tensor)."""
+    sizes = [n for n in range(1, devices + 1) if devices % n == 0]
+    return [shape for shape in itertools.product(sizes, repeat=4) if int(np.prod(shape)) == devices]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One run of `STEPS` batches."""
+
+    shape: tuple[int, int, int, int] = (1, 1, 1, 1)
+    model: str = "dense"
+    schedule: str = "1f1b"
+    updates: int = 1
+    remat: str = "none"
+    algorithm: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        options = ",".join(f"{name}={value}" for name, value in self.algorithm.items())
+        return f"{self.model}-{'x'.join(map(str, self.shape))}-{self.schedule}-{self.updates}-{self.remat}-{options}"
+
+    @property
+    def on_one_device(self) -> Case:
+        return dataclasses.replace(self, shape=(1, 1, 1, 1), schedule="1f1b", remat="none")
+
+    def config(self) -> RunConfig:
+        data, fsdp, stage, tensor = self.shape
+        return dataclasses.replace(
+            make_config(
+                # The windows of an update are the same on all meshes only where a micro-batch has as many.
+                windows_per_microbatch=1 if self.updates == 1 else DEVICES // (data * fsdp),
+                updates_per_batch=self.updates,
+                optimizer=OptimizerConfig(learning_rate=1e-2, gradient_clip_norm=0.2, weight_decay=0.1),
+                **self.algorithm,
+            ),
+            model=dataclasses.replace(MODELS[self.model], remat=self.remat),
+            mesh=MeshConfig(data=data, fsdp=fsdp, stage=stage, tensor=tensor, schedule=self.schedule),
+        )
+
+
+def parameters(model: ModelConfig, seed: int, *, trained: bool) -> Any:
+    shapes = trained_parameters(model) if trained else abstract_parameters(model.base())
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: (0.3 * rng.normal(size=leaf.shape)).astype(np.float32), shapes)
+
+
+def batches(config: RunConfig) -> list[PackedArrays]:
+    """Of 11 and fewer windows: on 8 data shards some devices have one and some none."""
+    found = []
+    for step in range(STEPS):
+        sequences = make_sequences((24, 5, 30)[step])
+        rewards = None
+        if config.algorithm.has_value_head:
+            rewards = np.where(sequences.loss_mask, np.random.default_rng(step).normal(size=sequences.tokens.shape), 0)
+            rewards = rewards.astype(np.float32)
+        found.append(sequences.pack(rewards=rewards))
+    return found
+
+
+def denominators(batch: PackedArrays, case: Case, step: TrainStep) -> np.ndarray:
+    update = update_of_window(len(batch.tokens), step.config)
+    return np.array([batch.loss_mask[update == k].sum() for k in range(case.updates)], np.float32)
+
+
+def same_bits(first: Any, second: Any) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
+
+
+def run(case: Case) -> dict[str, np.ndarray]:
+    config = case.config()
+    shape = case.shape
+    kinds = (AxisType.Auto,) * len(AXES)
+    mesh = jax.make_mesh(shape, AXES, axis_types=kinds, devices=jax.devices()[: int(np.prod(shape))])
+    step = make_train_step(config, Mesh(mesh.devices, AXES))
+    step.compile(32)
+    reference = step.put_reference(parameters(config.model, 2, trained=False))
+    work = batches(config)
+
+    def update(state: Any, number: int) -> tuple[Any, Any]:
+        batch = work[number]
+        return step(state, reference, step.put(batch), denominators(batch, case, step))
+
+    def start() -> Any:
+        return step.init_state(parameters(config.model, 1, trained=True))
+
+    twice = [jax.tree.map(np.array, update(start(), 0)) for _ in range(2)]
+    found: dict[str, np.ndarray] = {"repeats": np.asarray(same_bits(*twice))}
+    state = start()
+    counter = CompilationCounter()
+    counter.warmed_up()
+    for number in range(STEPS):
+        state, metrics = update(state, number)
+        found |= {f"metrics/{number}/{name}": np.asarray(value) for name, value in metrics.items()}
+        if number == 0:
+            moments = jax.tree.leaves(state.opt_state[1][0].mu)
+            found |= {f"gradient/{i}": np.array(leaf) for i, leaf in enumerate(moments)}
+    found["compilations"] = np.asarray(counter.after_warmup)
+    found |= {f"params/{name}": leaf for name, leaf in flatten_parameters(state.params).items()}
+    return found
+
+
+def main(path: str, *cases: str) -> None:
+    assert len(jax.devices()) == DEVICES
+    arrays = {}
+    for text in cases:
+        values = json.loads(text)
+        case = Case(**{name: tuple(value) if name == "shape" else value for name, value in values.items()})
+        arrays |= {f"{case.name}/{name}": value for name, value in run(case).items()}
+    np.savez(path, **arrays)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
