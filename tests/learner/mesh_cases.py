@@ -24,6 +24,7 @@ from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.distributed.mesh import AXES
 from tunix_core.learner.batches import update_of_window
 from tunix_core.learner.train_step import TrainStep, make_train_step
+from tunix_core.models import decoder
 from tunix_core.models.decoder import flatten_parameters
 from tunix_core.models.parameters import abstract_parameters, trained_parameters
 
@@ -46,8 +47,9 @@ MODELS = {
         DENSE, lora_rank=3, lora_targets=("query", "value", "output", "gate", "down"), pretrained_uri="memory://base"
     ),
     # Every switch that a mesh could trip over.
-    "gemma": dataclasses.replace(
+    "switches": dataclasses.replace(
         DENSE,
+        num_kv_heads=4,
         sliding_window=5,
         sliding_period=2,
         attention_softcap=50.0,
@@ -55,12 +57,13 @@ MODELS = {
         post_norms=True,
         unit_offset_norms=True,
         query_key_norm=True,
+        attention_bias=True,
         tied_embeddings=True,
         scaled_embeddings=True,
         activation="gelu_tanh",
+        num_experts=4,
+        experts_per_token=2,
     ),
-    "qwen": dataclasses.replace(DENSE, attention_bias=True, num_kv_heads=4),
-    "experts": dataclasses.replace(DENSE, num_experts=4, experts_per_token=2),
 }
 
 
@@ -168,6 +171,7 @@ def run(case: Case) -> dict[str, np.ndarray]:
 
 def main(path: str, *cases: str) -> None:
     assert len(jax.devices()) == DEVICES
+    decoder.UNROLLED_LAYERS = 1  # a loop over layers compiles in a fraction of the time
     arrays = {}
     for text in cases:
         values = json.loads(text)
