@@ -65,7 +65,8 @@ def check(found: dict[str, np.ndarray], case: Case) -> None:
             # The loss is a small difference of large terms.
             tolerance = 1e-4 * max(scale, 0.1)
         else:
-            tolerance = {"gradient": 1e-5, "params": 5e-5}[kind] * scale
+            # Post-norms of tensor-parallel sums round most, 2e-5; Adam magnifies it where a gradient is next to nothing.
+            tolerance = {"gradient": 1e-4, "params": 5e-4}[kind] * scale
         np.testing.assert_allclose(own[name], value, atol=tolerance, rtol=0, err_msg=name)
     assert expected["metrics/0/gradient_norm"] > 0
     assert all(expected[f"metrics/{number}/nonfinite"] == 0 for number in range(STEPS))
