@@ -21,6 +21,7 @@ BASE = {
     "errors",
     "config",
     "algorithm_config",
+    "mesh_config",
     "model_config",
     "config_loading",
     "validation",

@@ -132,8 +132,12 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     gradient_clip_norm: float = 1.0
+    first_moment_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of Adam's running mean of gradients; bfloat16 saves 2 bytes a parameter."""
 
     def __post_init__(self) -> None:
+        kind = typing.get_type_hints(type(self))["first_moment_dtype"]
+        _require_choice("optimizer.first_moment_dtype", self.first_moment_dtype, kind)
         _require_range("optimizer.learning_rate", self.learning_rate, 1e-9, 1)
         _require_range("optimizer.warmup_steps", self.warmup_steps, 0)
         _require_range("optimizer.weight_decay", self.weight_decay, 0, 1)

@@ -9,7 +9,6 @@ from tunix_core.errors import ConfigError
 from tunix_core.model_config import ModelConfig
 from tunix_core.validation import require_choice, require_range
 
-
 Schedule = Literal["1f1b", "gpipe"]
 
 

@@ -4,7 +4,7 @@
 
 Everything is measured in this run, on as many CPUs as the process may use; pin it with `taskset` for
 fewer. `make bench-peers` builds the environment of the peers; without it our own rate is measured alone,
-and `--check` fails. `--quick` takes smaller batches and leaves out the 34 M model.
+and `--check` fails. `--quick` takes smaller batches and leaves out the 34 M model, and the small one against its peers.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from tests.benchmarks.workload import MODELS, agentic_lengths, count_parameters,
 from tunix_core.config import ModelConfig, RunConfig
 from tunix_core.data.packing import PackedArrays
 from tunix_core.distributed.mesh import make_mesh
+from tunix_core.distributed.peak import measure_peak_flops
 from tunix_core.learner.train_step import make_optimizer, make_train_step
 from tunix_core.models.attention import Scores, packed_mix
 from tunix_core.models.decoder import Params, init_parameters, token_logprobs
@@ -53,13 +54,8 @@ def forward_flops(model: ModelConfig, lengths: np.ndarray) -> Flops:
 
 def matmul_peak(seconds: float = 2.0) -> float:
     """FLOP/s of the best of a few square float32 products."""
-    rates = []
-    for size in (1024, 1536, 2048):
-        left, right = (jnp.asarray(np.random.default_rng(i).random((size, size), np.float32)) for i in range(2))
-        multiply = jax.jit(jnp.matmul)
-        taken = time_calls(lambda m=multiply, a=left, b=right: m(a, b).block_until_ready(), seconds=seconds / 3)
-        rates.append(2 * size**3 / taken.median)
-    return max(rates)
+    widths = 1024, 1536, 2048
+    return max(measure_peak_flops(width=width, seconds=seconds / len(widths)) for width in widths)
 
 
 NUM_CALLS = 2

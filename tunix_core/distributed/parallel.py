@@ -46,16 +46,17 @@ def varying_axes(x: Any) -> tuple[str, ...]:
     return tuple(kind.varying) if kind else ()
 
 
-def zeros_of(shapes: Any, num_rows: int | None = None) -> Any:
-    """Zeros of the shapes and types that `jax.eval_shape` found, varying over the same axes.
+def zeros_of(shapes: Any, dtype: Any = None, *, num_rows: int | None = None) -> Any:
+    """Zeros of the shapes and types of arrays, or of what `jax.eval_shape` found, varying over the same axes.
 
     Args:
-        num_rows: the length of the first axis instead of the one found.
+        dtype: instead of theirs.
+        num_rows: the length of the first axis instead of theirs.
     """
 
     def zeros(leaf: Any) -> jax.Array:
         shape = leaf.shape if num_rows is None else (num_rows, *leaf.shape[1:])
-        return varying_over(jnp.zeros(shape, leaf.dtype), varying_axes(leaf))
+        return varying_over(jnp.zeros(shape, dtype or leaf.dtype), varying_axes(leaf))
 
     return jax.tree.map(zeros, shapes)
 

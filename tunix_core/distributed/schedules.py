@@ -138,7 +138,8 @@ def _alone(pipeline: Pipeline, params: Tree, count: Any, combine: Callable[[Tree
         loss, gradient, extra = evaluate(i)
         return total[0] + loss, jax.tree.map(jnp.add, total[1], gradient), combine(total[2], extra)
 
-    return jax.lax.fori_loop(0, count, body, zeros_of(jax.eval_shape(evaluate, 0)))
+    loss, gradient, extra = jax.eval_shape(evaluate, 0)
+    return jax.lax.fori_loop(0, count, body, (zeros_of(loss), _zero_sum(gradient), zeros_of(extra)))
 
 
 def _backward(
@@ -172,8 +173,12 @@ def _nothing(stage: _Stage, params: Tree, x: jax.Array) -> _Total:
     """Of the shapes and types of one micro-batch's part."""
     outputs = zeros_of(jax.eval_shape(stage.finish, params, x, jnp.int32(0)))
     loss, extra = jax.tree.map(lambda leaf: varying_over(leaf, ("stage",)), outputs)
-    parallel = stage.pipeline.parallel
-    return loss, parallel.vary(jax.tree.map(jnp.zeros_like, params)), extra
+    return loss, stage.pipeline.parallel.vary(_zero_sum(params)), extra
+
+
+def _zero_sum(gradient: Tree) -> Tree:
+    """What gradients add up to is float32, whatever type each has."""
+    return jax.tree.map(lambda leaf: zeros_of(leaf, jnp.float32), gradient)
 
 
 def _one_f_one_b(stage: _Stage, params: Tree, combine: Callable[[Tree, Tree], Tree]) -> _Total:

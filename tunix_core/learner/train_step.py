@@ -25,7 +25,7 @@ from tunix_core.learner.objectives import Batch, Objective, Sums, policy_objecti
 from tunix_core.learner.update import PlacedBatch, Plan, TrainState
 from tunix_core.model_config import ModelConfig
 from tunix_core.models.parameters import Params, abstract_parameters, trained_parameters
-from tunix_core.models.partitioning import partition_specs, stored_reference
+from tunix_core.models.partitioning import as_used, partition_specs
 
 
 def clip_by_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
@@ -48,7 +48,13 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         )
     return optax.chain(
         clip_by_norm(config.gradient_clip_norm),
-        optax.adamw(rate, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay),
+        optax.adamw(
+            rate,
+            b1=config.beta1,
+            b2=config.beta2,
+            weight_decay=config.weight_decay,
+            mu_dtype=config.first_moment_dtype,
+        ),
     )
 
 
@@ -163,7 +169,7 @@ class TrainStep:
 
     def put_reference(self, params: Params) -> Params:
         """Whole weights of the KL reference, or of the base under adapters, onto the mesh, as forward passes use them."""
-        stored = stored_reference(jax.tree.map(np.asarray, params), self.config.model.compute_dtype)
+        stored = as_used(jax.tree.map(np.asarray, params), self.config.model.compute_dtype)
         return self._put(stored, partition_specs(stored, self.plan.parallel))
 
     def put_state(self, state: TrainState) -> TrainState:
@@ -233,7 +239,7 @@ class TrainStep:
     def _abstract_reference(self) -> Params | None:
         if self._reference_specs is None:
             return None
-        base = stored_reference(abstract_parameters(self.config.model.base()), self.config.model.compute_dtype)
+        base = as_used(abstract_parameters(self.config.model.base()), self.config.model.compute_dtype)
         return self._abstract(base, self._reference_specs)
 
     def compile(self, num_windows: int) -> None:

@@ -29,6 +29,7 @@ from tunix_core.learner.objectives import Given, Objective, Predictions, Sums, f
 from tunix_core.model_config import ModelConfig
 from tunix_core.models.decoder import embed, run_blocks
 from tunix_core.models.parameters import Params
+from tunix_core.models.partitioning import as_used
 
 
 class TrainState(NamedTuple):
@@ -101,7 +102,7 @@ def predict_all(plan: Plan, model: ModelConfig, params: Params, batch: PlacedBat
         return jax.tree.map(update, whole, own)
 
     own = jax.eval_shape(lambda: pipeline.finish(params, pipeline.feed(params, 0), 0))
-    whole = zeros_of(own, batch.windows.tokens.shape[0])
+    whole = zeros_of(own, num_rows=batch.windows.tokens.shape[0])
     return schedules.sweep(pipeline, params, batch.num_microbatches, whole, write)
 
 
@@ -198,7 +199,9 @@ def _advance(
 ) -> tuple[TrainState, _Outcome]:
     """Update k; parameters and optimizer state stay as they are where it is not finite, or has no policy token."""
     divisor = jnp.maximum(denominator, 1)
-    params = plan.parallel.vary(state.params)
+    # Differentiated as they are used: a micro-batch's gradient is in the compute type, as its products are, their sum in
+    # float32. The embedding's adds up over tokens, within a micro-batch too.
+    params = as_used(plan.parallel.vary(state.params), plan.objective.model.compute_dtype, keep=("embedding",))
     loss, gradient, sums = _accumulate(plan, params, reference, batch, given, divisor, k)
     loss = plan.parallel.total(loss, LOSS_AXES)
     gradient = _summed(plan, gradient)

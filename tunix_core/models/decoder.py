@@ -136,7 +136,8 @@ def embed(params: Params, config: ModelConfig, tokens: jax.Array, parallel: Para
     """int `[B, T]` -> `[B, T, D]` in the compute type; on a tensor axis the device's part of T."""
     table = params["embedding"]
     if parallel.fsdp > 1:
-        table = parallel.gather(table.astype(config.compute_dtype), 1)
+        # What travels is in the compute type; the gradient adds up over tokens in float32.
+        table = parallel.gather(table.astype(config.compute_dtype), 1).astype(jnp.float32)
     if parallel.tensor > 1:
         own = tokens - parallel.index("tensor") * table.shape[0]
         found = (own >= 0) & (own < table.shape[0])

@@ -93,11 +93,17 @@ GATHERED = "gathered"
 """Weights that a layer gathered: never kept for the backward pass, which gathers them again."""
 
 
-def stored_reference(params: Mapping[str, Any], compute_dtype: Any) -> dict[str, Any]:
-    """Frozen weights as forward passes use them: those of products in the compute type already."""
+def as_used(params: Mapping[str, Any], compute_dtype: Any, *, keep: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Weights as forward passes use them: those of products in the compute type already.
 
-    def stored(name: str, leaf: Any) -> Any:
-        dtype = np.dtype(compute_dtype) if is_product(name) else leaf.dtype
+    Args:
+        keep: names that stay as they are.
+    """
+
+    def used(name: str, leaf: Any) -> Any:
+        if name in keep or not is_product(name):
+            return leaf
+        dtype = np.dtype(compute_dtype)
         return jax.ShapeDtypeStruct(leaf.shape, dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf.astype(dtype)
 
-    return map_named(stored, params)
+    return map_named(used, params)
