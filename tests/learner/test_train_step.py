@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from tests.learner import step_cases
@@ -210,11 +211,12 @@ def test_what_was_not_compiled_is_refused() -> None:
 
 def test_the_learning_rate_warms_up_linearly() -> None:
     """With a constant gradient each of Adam's steps is as long as its learning rate."""
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=0.4, warmup_steps=4, gradient_clip_norm=1e9))
+    options = OptimizerConfig(learning_rate=0.4, warmup_steps=4, gradient_clip_norm=1e9)
+    optimizer = optax.with_extra_args_support(make_optimizer(options))
 
     @jax.jit
     def advance(state: Any) -> tuple[jax.Array, Any]:
-        return optimizer.update(np.float32(1), state, np.float32(0))
+        return optimizer.update(np.float32(1), state, np.float32(0), global_norm=np.float32(1))
 
     state = optimizer.init(np.float32(0))
     lengths = []

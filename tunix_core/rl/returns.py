@@ -12,8 +12,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tunix_core.distributed.parallel import as_varying
-
 
 class Estimates(NamedTuple):
     """`[N, W]` each, constants; 0 where `mask` is false."""
@@ -116,8 +114,8 @@ def _advance(later: _Next, is_policy: jax.Array, segment: jax.Array, value: jax.
 
 def _backwards(step, *arrays: jax.Array):  # type: ignore[no-untyped-def]  # of whatever `step` gives
     values, segment_ids = arrays[1], arrays[-1]
-    # Under `shard_map` a carry varies over devices as what goes into it does.
-    zeros = as_varying(jnp.zeros(values.shape[:1], values.dtype), values)
-    start = _Next(as_varying(jnp.full(zeros.shape, -1, segment_ids.dtype), segment_ids), zeros, zeros)
+    # Like what goes into the carry, in type too: under `shard_map` it varies over devices as that does.
+    zeros = jnp.zeros_like(values[:, 0])
+    start = _Next(jnp.full_like(segment_ids[:, 0], -1), zeros, zeros)
     _, out = jax.lax.scan(step, start, tuple(a.T for a in arrays), reverse=True)
     return jax.tree.map(lambda a: a.T, out)
