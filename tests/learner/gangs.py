@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from tunix_core.storage.snapshots import SnapshotStore
 from tunix_core.storage.store import open_store
 
 PEER_TIMEOUT_SECONDS = 10
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+"""Compiles in a fraction of the time. JAX's cache on disk serves host 0 alone."""
 _LIMIT_SECONDS = 240
 
 
@@ -64,7 +65,9 @@ def free_port() -> int:
 class Gang:
     """One attempt of all hosts."""
 
-    def __init__(self, folder: Path, cache: Path, num_hosts: int, devices_per_host: int) -> None:
+    def __init__(
+        self, folder: Path, cache: Path, num_hosts: int, devices_per_host: int, step_seconds: float = 0.0
+    ) -> None:
         self.folder = folder
         port = free_port()
         self.processes: list[subprocess.Popen[str]] = []
@@ -73,8 +76,9 @@ class Gang:
             environment = {
                 **os.environ,
                 "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_per_host}",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_per_host} {_QUICK}",
                 "TUNIX_COMPILATION_CACHE": str(cache),
+                "WATCHED_STEP_SECONDS": str(step_seconds),
             }
             if num_hosts > 1:
                 environment |= {
@@ -109,21 +113,32 @@ class Gang:
 
     def until_step(self, clock: int) -> None:
         """Returns as soon as the record of that step is there."""
+        self.until(self.folder / paths.step(clock))
+
+    def until(self, path: Path) -> None:
+        """Returns as soon as that file of the run is there."""
         deadline = time.monotonic() + _LIMIT_SECONDS
-        while not (self.folder / paths.step(clock)).exists():
+        while not path.exists():
             assert all(process.poll() is None for process in self.processes), self.output()
             assert time.monotonic() < deadline, self.output()
             time.sleep(0.002)
+
+    def kill(self, host: int) -> tuple[list[int], float]:
+        """With SIGKILL; returns all exit codes, and the seconds until the last survivor had left."""
+        killed = time.monotonic()
+        self.processes[host].kill()
+        return self.wait(60), time.monotonic() - killed
+
+    def lines(self, host: int, word: str) -> set[str]:
+        """What followed that word in lines of `watched_learner`."""
+        found = re.findall(rf"^{word} (.+)$", self.logs[host].read_text(), re.MULTILINE)
+        return set(found)
 
     def end(self) -> None:
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-
-    def foreign_reads(self) -> list[int]:
-        """Per host, how many different trajectory shards it read, and … see `watched_learner`."""
-        return [int(re.findall(r"shards read: (\d+)", log.read_text())[-1]) for log in self.logs]
 
 
 def weights(folder: Path, version: int) -> dict[str, np.ndarray]:
@@ -134,7 +149,3 @@ def difference(received: dict[str, np.ndarray], expected: dict[str, np.ndarray])
     """Largest, relative to the largest entry of its tensor."""
     assert received.keys() == expected.keys()
     return max(float(np.abs(received[n] - expected[n]).max() / np.abs(expected[n]).max()) for n in expected)
-
-
-def shards_named(lines: Sequence[str]) -> set[str]:
-    return {line.split()[-1] for line in lines}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 
-import jax
 import numpy as np
 
 from tasks import run_learner
@@ -25,10 +26,11 @@ def watch() -> None:
 
     def watched_put(self: TrainStep, batch: object) -> object:
         placed = put(self, batch)
+        time.sleep(float(os.environ["WATCHED_STEP_SECONDS"]))  # so that there is something to kill
         for shard in placed.windows.tokens.addressable_shards:
             for window in np.asarray(shard.data):
                 if window.any():
-                    print(f"put {jax.process_index()} " + ",".join(map(str, window.tolist())), flush=True)
+                    print("put " + ",".join(map(str, window.tolist())), flush=True)
         return placed
 
     LocalStore.get, TrainStep.put = watched_get, watched_put  # type: ignore[method-assign, assignment]
