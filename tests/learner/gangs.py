@@ -37,6 +37,7 @@ def gang_config(num_steps: int, mesh: dict[str, int], **overrides: Any) -> RunCo
         "learner.groups_per_batch": 4,
         "learner.max_windows": 8,
         "model.num_layers": 2,
+        "model.num_kv_heads": 2,
         **{f"mesh.{axis}": size for axis, size in mesh.items()},
         **overrides,
     }.items():
