@@ -18,7 +18,7 @@ from tunix_core.config import RunConfig
 from tunix_core.data.packing import PackedArrays
 from tunix_core.data.rows import RowFetcher
 from tunix_core.data.sharing import feed_of_shard
-from tunix_core.errors import is_retryable
+from tunix_core.errors import EXIT_INTERRUPTED, is_retryable
 from tunix_core.learner.batches import batch_of_record
 from tunix_core.storage.checkpoints import CheckpointStore
 from tunix_core.storage.control import read_heartbeats
@@ -167,6 +167,23 @@ def test_hosts_that_wait_for_data_leave_when_one_dies(tmp_path: Path, cache: Pat
         gang.end()
     assert seconds < LEAVE_WITHIN_SECONDS
     assert is_retryable(codes[0]), gang.output()
+
+
+def test_all_stop_behind_the_same_step_when_one_is_asked_to(tmp_path: Path, cache: Path) -> None:
+    """The answer to SIGTERM: a checkpoint of that step, and a code that says so, on both."""
+    config = gang_config(40, {"data": 2})
+    create(tmp_path / "run", config, 166)
+    gang = Gang(tmp_path / "run", cache, 2, 1, step_seconds=0.1)
+    try:
+        gang.until_step(2)
+        gang.processes[1].terminate()
+        assert gang.wait(120) == [EXIT_INTERRUPTED, EXIT_INTERRUPTED], gang.output()
+    finally:
+        gang.end()
+    clock = CheckpointStore(open_store(str(tmp_path / "run"))).clocks()[-1]
+    assert f"interrupted at clock {clock};" in gang.logs[0].read_text()
+    assert f"interrupted at clock {clock};" in gang.logs[1].read_text()
+    assert weights(tmp_path / "run", clock)
 
 
 @pytest.fixture(scope="module")

@@ -255,6 +255,8 @@ def initialise_from_environment(environ: Mapping[str, str] = os.environ) -> Host
         }
         if meeting.coordinator.startswith(("127.", "localhost:")):  # nobody else is to reach it
             options["coordinator_bind_address"] = meeting.coordinator
+    # It would take SIGTERM for itself; a learner that is asked to end tells the others, see `learner.pipeline`.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(initialization_timeout=_JOIN_SECONDS, **options)
     except RuntimeError as error:

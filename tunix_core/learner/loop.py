@@ -292,7 +292,8 @@ class Learner:
         assert self._preparation is not None
         host, observer = prepared.host, self._observer
         assert host.clock == self.clock, "a batch is consumed at the clock it was prepared for"
-        self._buffer.consume(host.groups, self.clock)
+        if self._share.leads:
+            self._buffer.consume(host.groups, self.clock)
         self._pulse.num_groups_in_step = host.figures.num_groups
         self._pulse.state = "stepping"
         self._busy.dispatched()
