@@ -26,6 +26,7 @@ BASE = {
     "config_loading",
     "validation",
     "paths",
+    "meeting",
     "metrics",
     "tokenizer",
     "processes",

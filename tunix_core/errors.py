@@ -16,6 +16,7 @@ EXIT_FENCED = 70
 EXIT_STORE = 74
 EXIT_DIVERGED = 76
 EXIT_INTERRUPTED = 75
+EXIT_PEER_LOST = 77
 
 
 class TunixError(Exception):
@@ -94,6 +95,13 @@ class Interrupted(TunixError):
 
     retryable = True
     exit_code = EXIT_INTERRUPTED
+
+
+class PeerLost(TunixError):
+    """Another host of the same learner is gone; all of them start again together from the last checkpoint."""
+
+    retryable = True
+    exit_code = EXIT_PEER_LOST
 
 
 class EnvironmentFailure(TunixError):

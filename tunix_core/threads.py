@@ -61,7 +61,12 @@ def with_retries(job: Callable[[], None], stop: threading.Event, max_seconds: fl
 class LatestJob:
     """Does jobs one after another in the background; a job that has not begun gives way to a newer one."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, keep_all: bool = False) -> None:
+        """
+        Args:
+            keep_all: `submit` waits until the job before has begun; for jobs that several processes do together.
+        """
+        self._keep_all = keep_all
         self._condition = threading.Condition()
         self._job: Callable[[], None] | None = None
         self._busy = False
@@ -71,6 +76,9 @@ class LatestJob:
 
     def submit(self, job: Callable[[], None]) -> None:
         with self._condition:
+            while self._keep_all and self._job is not None:
+                self.check()
+                self._condition.wait(0.1)
             self.num_skipped += self._job is not None
             self._job = job
             self._condition.notify_all()
@@ -99,6 +107,7 @@ class LatestJob:
                         return
                     self._condition.wait(0.2)
                 job, self._job, self._busy = self._job, None, True
+                self._condition.notify_all()
             try:
                 with_retries(job, stop)
             finally:

@@ -26,7 +26,7 @@ def test_staleness_counted_at_consumption(version: int, read_at: int, consumed_a
         assert groups is None
         assert buffer.ledger.trajectories()["stale"] == 2
     else:
-        assert trajectory_staleness(groups, consumed_at).tolist() == [staleness] * 2
+        assert trajectory_staleness(groups[0].rows.version_min, consumed_at).tolist() == [staleness] * 2
 
 
 def test_the_oldest_token_counts_and_the_group_goes_as_a_whole() -> None:
@@ -36,7 +36,7 @@ def test_the_oldest_token_counts_and_the_group_goes_as_a_whole() -> None:
     swapped.token_policy_version[4] = 3  # one token by older weights
     buffer.add(make_rows("s", [make_trajectory("g/0", version=5, reward=1.0), swapped]))
     groups = buffer.take(1, 5, max_mean_staleness=math.inf).groups
-    assert trajectory_staleness(groups, 5).tolist() == [0, 2]
+    assert trajectory_staleness(groups[0].rows.version_min, 5).tolist() == [0, 2]
     buffer.put_back(groups)
     assert buffer.take(1, 6, max_mean_staleness=math.inf).groups is None
     assert buffer.ledger.trajectories()["stale"] == 2

@@ -142,7 +142,7 @@ def test_checkpoint_round_trip_and_foreign_shapes(tmp_path: Path) -> None:
     loaded, refused = checkpointing.load_newest(store)
     assert refused == []
     assert loaded is not None
-    assert (loaded.clock, loaded.buffer, loaded.totals) == (4, buffer, {"x": [1, 2.5]})
+    assert (loaded.clock, loaded.buffers, loaded.totals) == (4, [buffer], {"x": [1, 2.5]})
     for name, value in state.items():
         np.testing.assert_array_equal(loaded.state[name], value)
         assert loaded.state[name].dtype == value.dtype

@@ -14,6 +14,10 @@ exactly once, to a class of the ledger:
     buffered      waiting, or in the batch that is prepared but not dispatched
     consumed      in a step
 
+Where several feeds fill one learner's batches, each has a buffer of its own, and a group may come to two of
+them (a block of tasks that was reissued). So a group can be taken only after the feeds have told each other of
+it (`announce`, `settle`); of two, one becomes a duplicate.
+
 Methods are thread-safe. Advantages are computed once, when the group closes, over the episodes that
 were delivered whole.
 """
@@ -29,7 +33,7 @@ import numpy as np
 from tunix_core.data.groups import Group, choose, oldest_version
 from tunix_core.data.ledger import Ledger
 from tunix_core.data.rows import Rows
-from tunix_core.data.seen import SeenTrajectories
+from tunix_core.data.seen import SeenTrajectories, digest
 from tunix_core.errors import DataError, ObjectMissing
 from tunix_core.types import RowRef
 
@@ -50,6 +54,10 @@ class Taken(NamedTuple):
     """Of the batch, or of the best batch there is where that is over the limit."""
 
 
+News = list[tuple[int, int]]
+"""Digests of groups that were delivered, and of the incarnations that did."""
+
+
 class ReplayBuffer:
     """See the module. `clock` is the number of completed steps."""
 
@@ -62,6 +70,8 @@ class ReplayBuffer:
         buffer_bytes: int,
         order: Literal["oldest_first", "freshest_first"] = "oldest_first",
         filter_zero_signal: bool = False,
+        feed: int = 0,
+        num_feeds: int = 1,
     ) -> None:
         self._group_advantages = group_advantages
         self._window_tokens = window_tokens
@@ -69,6 +79,8 @@ class ReplayBuffer:
         self._buffer_bytes = buffer_bytes
         self._order = order
         self._filter_zero_signal = filter_zero_signal
+        self._feed = feed
+        self._num_feeds = num_feeds
         self.lock = threading.RLock()
         """Held by callers that need two calls to be one, such as adding shards and noting the cursors."""
         self.clock = 0
@@ -81,6 +93,10 @@ class ReplayBuffer:
         self._waiting: dict[str, Group] = {}
         self._reserved: dict[str, Group] = {}
         self._replayed: set[tuple[str, int]] = set()
+        self._news: dict[int, str] = {}
+        """Groups that the other feeds have not been told of: digest -> id."""
+        self._announced: dict[int, str] = {}
+        """… that they are being told of."""
         self._bytes = 0
         self._arrivals = 0
 
@@ -132,6 +148,8 @@ class ReplayBuffer:
                 self._seen.add(rows.trajectory_ids[i], rows.content_hashes[i])
                 good.append(i)
         if good:
+            if self._num_feeds > 1 and not delivered_before:
+                self._news[digest(group_id)] = group_id
             self._seen.add_group(group_id, rows.incarnation)
             self._close_group(group_id, rows, np.array(good), replayed=bool(replayed.any()))
 
@@ -198,6 +216,42 @@ class ReplayBuffer:
         self._bytes -= group.num_bytes
         self.ledger.move("buffered", name, group.rows.lengths)
 
+    # ---- between feeds ------------------------------------------------------------------------
+
+    def announce(self) -> News:
+        """What the other feeds are to be told; to be followed by `settle`."""
+        with self.lock:
+            self._announced, self._news = self._news, {}
+            return self._seen.groups(self._announced)
+
+    def settle(self, told: Sequence[News]) -> None:
+        """What each feed has announced in this round, in their order.
+
+        Of a group that two have delivered the one that was announced first stays, or the lower feed's.
+        """
+        with self.lock:
+            for feed, news in enumerate(told):
+                for group, incarnation in news if feed != self._feed else ():
+                    if group in self._announced and self._feed < feed:
+                        continue
+                    lost = self._news.pop(group, None) or self._announced.pop(group, None)
+                    if lost is not None and lost in self._waiting:
+                        self._drop(self._waiting[lost], "duplicate")
+                    self._seen.add_common(group, incarnation)
+            self._announced = {}
+
+    def note_delivered(self, group_id: str, incarnation: str) -> None:
+        """Another feed's group went into a step that is executed again."""
+        with self.lock:
+            self._seen.add_common(digest(group_id), digest(incarnation))
+
+    def _settled(self) -> list[Group]:
+        """The waiting groups that may be taken."""
+        if self._num_feeds == 1:
+            return list(self._waiting.values())
+        pending = {*self._news.values(), *self._announced.values()}
+        return [group for group in self._waiting.values() if group.group_id not in pending]
+
     # ---- out ----------------------------------------------------------------------------------
 
     def take(self, num_groups: int, clock: int, *, max_mean_staleness: float) -> Taken:
@@ -207,17 +261,17 @@ class ReplayBuffer:
         """
         with self.lock:
             self._expire(clock)
+            settled = self._settled()
             groups, mean = choose(
-                list(self._waiting.values()),
+                settled,
                 num_groups,
                 clock,
                 order=self._order,
                 max_mean_staleness=max_mean_staleness,
             )
-            fresh = len(self._waiting)
             for group in groups or ():
                 self._reserved[group.group_id] = self._waiting.pop(group.group_id)
-            return Taken(groups, fresh, mean)
+            return Taken(groups, len(settled), mean)
 
     def put_back(self, groups: Sequence[Group]) -> None:
         """Undo the reservation."""
@@ -288,11 +342,15 @@ class ReplayBuffer:
                 "missing_episodes": self.missing_episodes,
                 "groups": [group_state(g) for g in groups],
                 "replayed": sorted([shard, row] for shard, row in self._replayed),
+                "unannounced": sorted(self._news.values()),
             }
-            return values, self._seen.arrays()
+            return values, self._seen.arrays(self._feed, self._num_feeds)
 
-    def restore(self, values: Mapping[str, Any], arrays: dict[str, np.ndarray], fetch: FetchRows) -> dict[RowRef, str]:
-        """Continue from `state()`. A group whose rows can no longer be read goes to quarantine.
+    def restore(
+        self, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray], fetch: FetchRows
+    ) -> dict[RowRef, str]:
+        """Continue from `state()`; with several feeds from what `sharing.dealt` makes of theirs, and from all of
+        their arrays, joined. A group whose rows can no longer be read goes to quarantine.
 
         Returns:
             The refused rows and why.
@@ -306,6 +364,7 @@ class ReplayBuffer:
             self._seen = SeenTrajectories.restore(arrays)
             self._replayed = {(shard, row) for shard, row in values["replayed"]}
             self._waiting, self._reserved, self._bytes, self._arrivals = {}, {}, 0, 0
+            self._news, self._announced = {}, {}
             for entry in values["groups"]:
                 lengths = np.array(entry["lengths"], np.int64)
                 refs = [RowRef(shard=entry["shard"], row=row) for row in entry["rows"]]

@@ -43,10 +43,9 @@ def oldest_version(version_min: np.ndarray) -> int:
     return int(with_policy.min()) if len(with_policy) else -1
 
 
-def trajectory_staleness(groups: Sequence[Group], clock: int) -> np.ndarray:
+def trajectory_staleness(version_min: np.ndarray, clock: int) -> np.ndarray:
     """[N] clock before the consuming step minus the oldest version of each trajectory that has policy tokens."""
-    versions = np.concatenate([np.zeros(0, np.int64), *(g.rows.version_min for g in groups)])
-    return staleness(clock, versions[versions >= 0])
+    return staleness(clock, version_min[version_min >= 0])
 
 
 def choose(

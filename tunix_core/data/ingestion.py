@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.rows import from_shard
 from tunix_core.storage.quarantine import quarantine_rows, quarantine_shard
@@ -20,16 +22,18 @@ class Ingestion:
         vocab_size: int,
         with_turns: bool = False,
         max_shards: int = 64,
+        owns: Callable[[str, int], bool] = lambda *_: True,
     ) -> None:
         """
         Args:
             with_turns: the algorithm needs what each turn was paid.
+            owns: which shards this feed reads, see `sharing.ownership`.
         """
         self._store = store
         self._buffer = buffer
         self._max_shards = max_shards
         self._with_turns = with_turns
-        self.reader = TrajectoryReader(store, buffer.cursors, vocab_size=vocab_size)
+        self.reader = TrajectoryReader(store, buffer.cursors, vocab_size=vocab_size, owns=owns)
         self.num_shards = 0
 
     def poll(self) -> int:

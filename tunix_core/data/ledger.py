@@ -9,6 +9,7 @@ is in them is unknown, so they cannot be counted in tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,12 @@ class Ledger:
         self._add(self.classes[target], lengths, 1)
         assert self.classes[source]["tokens"] >= 0, f"ledger: class {source} fell below zero"
 
+    def withdraw(self, name: str) -> None:
+        """Count as unread what is in a class: another ledger takes it over."""
+        for unit in _UNITS:
+            self.read[unit] -= self.classes[name][unit]
+            self.classes[name][unit] = 0
+
     def reuse(self, lengths: np.ndarray) -> None:
         """Trajectories already consumed were trained on once more."""
         self._add(self.reused, lengths, 1)
@@ -78,6 +85,19 @@ class Ledger:
             "classes": {name: dict(counts) for name, counts in self.classes.items()},
             "unreadable": dict(self.unreadable),
         }
+
+    @classmethod
+    def total(cls, states: Sequence[Mapping[str, Any]]) -> Ledger:
+        """Of several ledgers, from their `state()`."""
+        ledger = cls()
+        for state in states:
+            for unit in _UNITS:
+                ledger.read[unit] += state["read"][unit]
+                ledger.reused[unit] += state["reused"][unit]
+                for name, counts in state["classes"].items():
+                    ledger.classes[name][unit] += counts[unit]
+            ledger.unreadable.update(state["unreadable"])
+        return ledger
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> Ledger:

@@ -3,13 +3,16 @@
 The record names the rows in order, their advantages (which were computed over whole groups, of which
 an overlong member may be missing here), the window layout, the denominator and the seed. Executing it
 again needs nothing but the shards.
+
+With several hosts each packs the windows that its devices hold, and the figures of all are added up (`Figures`); the
+record is of the whole batch, so any number of hosts can execute it again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,144 +20,296 @@ from tunix_core.config import RunConfig
 from tunix_core.data.buffer import FetchRows, group_state
 from tunix_core.data.groups import Group, trajectory_staleness
 from tunix_core.data.packing import Layout, PackedArrays, best_fit, pack
+from tunix_core.distributed.hosts import Share, whole_share
 from tunix_core.errors import CorruptObject
 from tunix_core.learner.credit import batch_advantages, token_rewards
 from tunix_core.rl.aggregation import denominator
 from tunix_core.types import RowRef
 
 
+class Figures(NamedTuple):
+    """What must be known of a whole batch; those of several hosts add up."""
+
+    counts: np.ndarray  # int64 [K, 2] policy tokens, and trajectories that have any, of each update
+    lengths: np.ndarray  # int64 [trajectories] tokens
+    staleness: np.ndarray  # int64 [trajectories with policy tokens]
+    rewards: np.ndarray  # float32 [trajectories]
+    successes: np.ndarray  # float32 [trajectories]
+    num_groups: int
+
+    def to_json(self) -> list[Any]:
+        return [np.asarray(value).tolist() for value in self]
+
+    @classmethod
+    def total(cls, parts: Sequence[Sequence[Any]]) -> Figures:
+        """From `to_json` of each host, in host order."""
+        counts, lengths, staleness, rewards, successes, num_groups = zip(*parts, strict=True)
+        return cls(
+            counts=np.sum([np.array(c, np.int64) for c in counts], axis=0),
+            lengths=np.concatenate([np.array(part, np.int64) for part in lengths]),
+            staleness=np.concatenate([np.array(part, np.int64) for part in staleness]),
+            rewards=np.concatenate([np.array(part, np.float32) for part in rewards]),
+            successes=np.concatenate([np.array(part, np.float32) for part in successes]),
+            num_groups=sum(num_groups),
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class HostBatch:
-    """Packed and ready for the device; N windows of W tokens."""
+    """Packed and ready for the device; N windows of W tokens, of which the arrays have this host's."""
 
     clock: int
     """Of the consuming step, before it."""
     groups: Sequence[Group]
+    """This host's."""
     layout: Layout
+    """Of their trajectories, among all windows of the batch."""
     arrays: PackedArrays
-    policy_tokens: int
-    denominator: np.ndarray  # float32 [K]
-    """What the loss of each update divides its sum by, see `rl.aggregation`; 0 where it has no policy token."""
-    num_tokens: int
-    staleness: np.ndarray  # int64 [trajectories]
-    rewards: np.ndarray  # float32 [trajectories]
-    successes: np.ndarray  # float32 [trajectories]
+    num_windows: int
+    """N, over all hosts."""
+    figures: Figures
+    """This host's until `completed`."""
+    config: RunConfig
 
     @property
-    def num_windows(self) -> int:
-        return int(self.arrays.tokens.shape[0])
+    def policy_tokens(self) -> int:
+        return int(self.figures.counts[:, 0].sum())
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.figures.lengths.sum())
+
+    @property
+    def denominator(self) -> np.ndarray:
+        """float32 [K]: what the loss of each update divides its sum by, see `rl.aggregation`; 0 where it has no policy token."""
+        algorithm = self.config.algorithm
+        found = [
+            denominator(
+                algorithm.aggregation,
+                num_policy_tokens=int(num_tokens),
+                num_sequences=int(num_sequences),
+                constant_tokens=algorithm.constant_tokens,
+            )
+            for num_tokens, num_sequences in self.figures.counts
+        ]
+        return np.array(found, np.float32)
+
+    def completed(self, parts: Sequence[Sequence[Any]]) -> HostBatch:
+        """With the figures of all hosts, see `Figures.to_json`."""
+        return dataclasses.replace(self, figures=Figures.total(parts))
+
+
+def share_of_one(config: RunConfig) -> Share:
+    """All windows."""
+    return whole_share(config.mesh.data * config.mesh.fsdp)
+
+
+def lay_out(groups: Sequence[Group], config: RunConfig, share: Share) -> Layout:
+    """Into this host's windows, by their numbers among all."""
+    own = best_fit(np.concatenate([g.rows.lengths for g in groups]), config.learner.window_tokens)
+    window = share.global_windows(own.window)
+    return Layout(window, own.start, int(window.max()) // share.num_shards * share.num_shards + share.num_shards)
 
 
 def assemble(groups: Sequence[Group], clock: int, counts: Sequence[int], config: RunConfig) -> HostBatch:
-    """Pack groups into the smallest compiled number of windows that holds them.
+    """Pack groups into the smallest compiled number of windows that holds them, alone.
 
     Args:
         counts: compiled window counts, rising; the last one holds the groups.
     """
-    layout = best_fit(np.concatenate([g.rows.lengths for g in groups]), config.learner.window_tokens)
-    num_windows = next(count for count in counts if count >= layout.num_windows)
-    return _build(groups, clock, layout, num_windows, config)
+    share = share_of_one(config)
+    layout = lay_out(groups, config, share)
+    return build(groups, clock, layout, padded(layout.num_windows, counts), config, share)
 
 
-def _build(groups: Sequence[Group], clock: int, layout: Layout, num_windows: int, config: RunConfig) -> HostBatch:
-    def joined(name: str) -> np.ndarray:
-        return np.concatenate([getattr(g.rows, name) for g in groups])
+def padded(num_windows: int, counts: Sequence[int]) -> int:
+    """The smallest compiled number that holds so many."""
+    return next(count for count in counts if count >= num_windows)
 
-    lengths = joined("lengths")
+
+def build(
+    groups: Sequence[Group], clock: int, layout: Layout, num_windows: int, config: RunConfig, share: Share
+) -> HostBatch:
+    """This host's windows of a batch of `num_windows`.
+
+    Args:
+        layout: of all trajectories of the groups; those in windows of other hosts are left out.
+    """
+    window = share.local_windows(layout.window)
+    mine = window >= 0
+    everything = bool(mine.all())
+    lengths = _joined(groups, "lengths", np.int64)
+    tokens = np.zeros(0, np.bool_) if everything else np.repeat(mine, lengths)
+
+    def chosen(values: np.ndarray, which: np.ndarray = mine) -> np.ndarray:
+        return values if everything else values[which]
+
+    def of_rows(name: str, dtype: type) -> np.ndarray:
+        return chosen(_joined(groups, name, dtype))
+
+    def of_tokens(name: str, dtype: type) -> np.ndarray:
+        return chosen(_joined(groups, name, dtype), tokens)
+
+    advantages = batch_advantages(groups, config.algorithm) if groups else np.zeros(0, np.float32)
+    rewards = token_rewards(groups, config.algorithm) if groups else None
+    if rewards is None and config.algorithm.has_value_head:
+        rewards = np.zeros(0, np.float32)
+    own = Layout(chosen(window), chosen(layout.start), int(window.max(initial=-1)) + 1)
     arrays = pack(
-        layout,
-        lengths,
-        tokens=joined("tokens"),
-        loss_mask=joined("loss_mask"),
-        behavior_logprobs=joined("behavior_logprobs"),
-        advantages=batch_advantages(groups, config.algorithm),
-        temperature=joined("temperature"),
-        equal_version=(joined("version_min") == clock) & (joined("version_max") == clock),
-        rewards=token_rewards(groups, config.algorithm),
-        num_windows=num_windows,
+        own,
+        chosen(lengths),
+        tokens=of_tokens("tokens", np.int32),
+        loss_mask=of_tokens("loss_mask", np.bool_),
+        behavior_logprobs=of_tokens("behavior_logprobs", np.float32),
+        advantages=chosen(advantages, mine if len(advantages) == len(mine) else tokens),
+        temperature=of_rows("temperature", np.float32),
+        equal_version=(of_rows("version_min", np.int64) == clock) & (of_rows("version_max", np.int64) == clock),
+        rewards=None if rewards is None else chosen(rewards, tokens),
+        num_windows=share.num_own(num_windows),
         window_tokens=config.learner.window_tokens,
+    )
+    figures = Figures(
+        counts=_counts(arrays, config, share),
+        lengths=chosen(lengths),
+        staleness=trajectory_staleness(of_rows("version_min", np.int64), clock),
+        rewards=of_rows("rewards", np.float32),
+        successes=of_rows("successes", np.float32),
+        num_groups=len(groups),
     )
     return HostBatch(
         clock=clock,
         groups=groups,
         layout=layout,
         arrays=arrays,
-        policy_tokens=int(arrays.loss_mask.sum()),
-        denominator=_denominators(arrays, config),
-        num_tokens=int(lengths.sum()),
-        staleness=trajectory_staleness(groups, clock),
-        rewards=joined("rewards"),
-        successes=joined("successes"),
+        num_windows=num_windows,
+        figures=figures,
+        config=config,
     )
 
 
-def update_of_window(num_windows: int, config: RunConfig) -> np.ndarray:
+def _joined(groups: Sequence[Group], name: str, dtype: type) -> np.ndarray:
+    if len(groups) == 1:
+        found: np.ndarray = getattr(groups[0].rows, name)
+        return found
+    return np.concatenate([np.zeros(0, dtype), *(getattr(g.rows, name) for g in groups)])
+
+
+def update_of_window(num_windows: int, config: RunConfig, share: Share | None = None) -> np.ndarray:
     """int64 [N]: the update that each window goes into; the compiled step deals micro-batches out in the same way.
 
     It follows from the recorded layout and the run's configuration alone, so a replay cuts alike.
+
+    Args:
+        share: of the host whose windows they are; None: all windows of the batch.
     """
-    return np.arange(num_windows) // config.microbatch_windows % config.learner.updates_per_batch
+    num_shards = config.mesh.data * config.mesh.fsdp if share is None else len(share.own)
+    return (
+        np.arange(num_windows)
+        // (config.learner.windows_per_microbatch * num_shards)
+        % config.learner.updates_per_batch
+    )
 
 
-def _denominators(arrays: PackedArrays, config: RunConfig) -> np.ndarray:
-    """float32 [K]"""
-    update = update_of_window(len(arrays.tokens), config)
+def _counts(arrays: PackedArrays, config: RunConfig, share: Share) -> np.ndarray:
+    """int64 [K, 2], see `Figures`."""
+    update = update_of_window(len(arrays.tokens), config, share)
     window, column = np.nonzero(arrays.loss_mask)
     sequence = window.astype(np.int64) << 32 | arrays.segment_ids[window, column]
     found = []
     for k in range(config.learner.updates_per_batch):
         own = update[window] == k
-        found.append(
-            denominator(
-                config.algorithm.aggregation,
-                num_policy_tokens=int(own.sum()),
-                num_sequences=len(np.unique(sequence[own])),
-                constant_tokens=config.algorithm.constant_tokens,
-            )
-        )
-    return np.array(found, np.float32)
+        found.append((int(own.sum()), len(np.unique(sequence[own]))))
+    return np.array(found, np.int64)
 
 
-def step_record(batch: HostBatch, *, incarnation: str, seed: int, override: bool) -> dict[str, Any]:
-    """The JSON that is committed before the step is dispatched; `write_step` adds the clock after it."""
+def record_part(groups: Sequence[Group], layout: Layout) -> dict[str, Any]:
+    """What one feed gives to a step record."""
+    return {
+        "groups": [group_state(group) for group in groups],
+        "window": layout.window.tolist(),
+        "start": layout.start.tolist(),
+        "num_windows": layout.num_windows,
+    }
+
+
+def step_record(
+    parts: Sequence[Mapping[str, Any]],
+    figures: Figures,
+    *,
+    clock: int,
+    num_windows: int,
+    incarnation: str,
+    seed: int,
+    override: bool,
+) -> dict[str, Any]:
+    """The JSON that is committed before the step is dispatched; `write_step` adds the clock after it.
+
+    Args:
+        parts: of all feeds, in their order.
+        figures: of the whole batch.
+    """
     return {
         "incarnation": incarnation,
-        "rng": {"seed": seed, "step": batch.clock},
-        "groups": [group_state(group) for group in batch.groups],
-        "num_windows": batch.num_windows,
-        "layout": {"window": batch.layout.window.tolist(), "start": batch.layout.start.tolist()},
-        "policy_tokens": batch.policy_tokens,
-        "mean_staleness": float(batch.staleness.mean()),
+        "rng": {"seed": seed, "step": clock},
+        "groups": [group for part in parts for group in part["groups"]],
+        "num_windows": num_windows,
+        "layout": {
+            "window": [window for part in parts for window in part["window"]],
+            "start": [start for part in parts for start in part["start"]],
+        },
+        "policy_tokens": int(figures.counts[:, 0].sum()),
+        "mean_staleness": float(figures.staleness.mean()),
         "throttle_override": override,
     }
 
 
-def batch_of_record(record: Mapping[str, Any], fetch: FetchRows, config: RunConfig) -> HostBatch:
+def batch_of_record(
+    record: Mapping[str, Any],
+    fetch: FetchRows,
+    config: RunConfig,
+    share: Share | None = None,
+    complete: Callable[[HostBatch], HostBatch] = lambda batch: batch,
+) -> HostBatch:
     """The batch that a step record describes, equal to the bit to the one that was recorded.
+
+    Args:
+        share: of several hosts this one's, which reads only groups of which its windows hold something.
+        complete: adds the other hosts' figures.
 
     Raises:
         CorruptObject: its rows cannot be read, or do not make that batch.
         ObjectMissing: a shard is gone.
     """
-    groups = []
-    for arrival, entry in enumerate(record["groups"]):
-        rows = fetch([RowRef(shard=entry["shard"], row=row) for row in entry["rows"]])
-        groups.append(
-            Group(
-                group_id=entry["group_id"],
-                rows=rows,
-                advantages=np.array(entry["advantages"], np.float32),
-                arrival=arrival,
-                num_bytes=rows.num_bytes,
-            )
-        )
+    share = share or share_of_one(config)
     window = np.array(record["layout"]["window"], np.int32)
     start = np.array(record["layout"]["start"], np.int32)
-    layout = Layout(window, start, int(window.max()) + 1)
-    batch = _build(groups, record["clock"] - 1, layout, record["num_windows"], config)
+    ends = np.cumsum([len(entry["rows"]) for entry in record["groups"]])
+    mine = share.local_windows(window) >= 0
+    groups, kept = [], np.zeros(len(window), np.bool_)
+    for arrival, (entry, end) in enumerate(zip(record["groups"], ends.tolist(), strict=True)):
+        of_group = slice(end - len(entry["rows"]), end)
+        if mine[of_group].any():
+            groups.append(group_of_record(entry, fetch, arrival))
+            kept[of_group] = True
+    layout = Layout(window[kept], start[kept], int(window.max()) + 1)
+    batch = complete(build(groups, record["clock"] - 1, layout, record["num_windows"], config, share))
+    # A group may lie in windows of two hosts, which both counted it.
+    batch = dataclasses.replace(batch, figures=batch.figures._replace(num_groups=len(record["groups"])))
     if batch.policy_tokens != record["policy_tokens"]:
         raise CorruptObject(
             f"step record {record['clock']}: received rows with {batch.policy_tokens} policy tokens, "
             f"recorded {record['policy_tokens']}"
         )
     return batch
+
+
+def group_of_record(entry: Mapping[str, Any], fetch: FetchRows, arrival: int = 0) -> Group:
+    """The group that an entry of a step record names. Raises as `batch_of_record` does."""
+    rows = fetch([RowRef(shard=entry["shard"], row=row) for row in entry["rows"]])
+    return Group(
+        group_id=entry["group_id"],
+        rows=rows,
+        advantages=np.array(entry["advantages"], np.float32),
+        arrival=arrival,
+        num_bytes=rows.num_bytes,
+    )

@@ -9,6 +9,7 @@ before the next dispatch gives the arrays away.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,9 +20,12 @@ from tunix_core.config import RunConfig
 from tunix_core.data.buffer import GroupAdvantages, ReplayBuffer
 from tunix_core.data.ingestion import Ingestion
 from tunix_core.data.packing import window_counts
+from tunix_core.data.sharing import ownership
+from tunix_core.distributed.hosts import ALONE, Hosts, Share
 from tunix_core.errors import ConfigError, Diverged, Interrupted
 from tunix_core.learner import checkpointing, recovery
-from tunix_core.learner.batches import HostBatch
+from tunix_core.learner.batches import HostBatch, share_of_one
+from tunix_core.learner.feeds import Feeds
 from tunix_core.learner.observation import Observer
 from tunix_core.learner.pipeline import IngestionThread, PreparationThread, Prepared, Preparer
 from tunix_core.learner.pulse import Pulse
@@ -34,7 +38,7 @@ from tunix_core.storage.control import read_stop, request_stop
 from tunix_core.storage.snapshots import SnapshotStore
 from tunix_core.storage.step_records import read_steps
 from tunix_core.storage.store import ObjectStore
-from tunix_core.threads import LatestJob, Worker
+from tunix_core.threads import LatestJob, Worker, with_retries
 
 _WAIT_SECONDS = 0.1
 _SNAPSHOT_WHILE_WAITING_SECONDS = 1.0
@@ -56,6 +60,8 @@ class Learner:
         reference: Mapping[str, np.ndarray],
         incarnation: str,
         process: str = "learner",
+        hosts: Hosts = ALONE,
+        share: Share | None = None,
         interrupted: Callable[[], bool] = lambda: False,
         log: Callable[[str], None] = print,
     ) -> None:
@@ -63,10 +69,15 @@ class Learner:
         Args:
             policy_zero: weights that training starts from, by name.
             reference: weights of the KL reference, by name.
-            incarnation: names this life in step records and file names.
+            incarnation: names this life in step records and file names; the same on all hosts.
+            hosts: the processes of this learner.
+            share: of several hosts, this one's of every batch.
             interrupted: True once the process was asked to end by a signal.
         """
         check_buffer_bytes(config)
+        self._hosts = hosts
+        self._share = share or share_of_one(config)
+        check_feeds(config, self._share)
         self._store = store
         self._config = config
         self._trainer = trainer
@@ -83,16 +94,28 @@ class Learner:
             buffer_bytes=config.learner.buffer_bytes,
             order=config.staleness.consumption_order,
             filter_zero_signal=config.algorithm.filter_zero_signal_groups,
+            feed=self._share.feed,
+            num_feeds=self._share.num_feeds,
         )
+        self._feeds = Feeds(self._buffer, hosts, self._share)
         self._reference = trainer.reference(reference)
         self._state: Any = None
         self._totals = Totals()
         self._busy = BusyMeter(self._totals)
         self._controller = TargetController(max_staleness=config.staleness.max_staleness)
-        self._observer = Observer(store, config, self._buffer, process=process, incarnation=incarnation, log=log)
-        self._snapshots = LatestJob("snapshots")
-        self._checkpoints = LatestJob("checkpoints")
+        self._observer = Observer(
+            store,
+            config,
+            self._feeds.ledger,
+            process=process,
+            incarnation=incarnation,
+            log=log,
+            is_first=hosts.is_first,
+        )
+        self._snapshots = LatestJob("snapshots", keep_all=not hosts.alone)
+        self._checkpoints = LatestJob("checkpoints", keep_all=not hosts.alone)
         self._snapshot_clock = 0
+        self._snapshot_wanted = False
         self._checkpoint_clock = -1
         self._ingestion: IngestionThread | None = None
         self._preparation: PreparationThread | None = None
@@ -100,11 +123,13 @@ class Learner:
             store,
             config,
             self._buffer,
+            self._feeds,
             self._controller,
             self._observer,
             process=process,
             incarnation=incarnation,
             progress=self.progress,
+            is_first=hosts.is_first,
         )
 
     @property
@@ -126,8 +151,11 @@ class Learner:
             Interrupted: asked to end by a signal; everything is flushed.
             Fenced: another learner has taken over.
             Diverged: too many non-finite updates in a row.
+            PeerLost: another host is gone.
         """
-        restored = recovery.restore(self._store, self._trainer, self._buffer, self._policy_zero)
+        restored = recovery.restore(
+            self._store, self._trainer, self._buffer, self._policy_zero, self._hosts, self._share
+        )
         self._state = restored.state
         if restored.totals:
             self._totals = Totals.restore(restored.totals["totals"])
@@ -148,6 +176,9 @@ class Learner:
                     self._start_ingestion()
                     self._start_preparation()
                     self._train()
+            except BaseException:
+                self._hosts.abandon()  # else the threads below would be waited for in vain
+                raise
             finally:
                 self._stop_feeding()
             self._finish()
@@ -165,7 +196,9 @@ class Learner:
 
     def _replay(self) -> None:
         first = self.clock
-        for clock in recovery.replay(self._store, self._buffer, self._config, self._execute_again):
+        for clock in recovery.replay(
+            self._store, self._buffer, self._config, self._execute_again, self._hosts, self._share
+        ):
             self._snapshot_if_due(clock)
         if self.clock > first:
             self._totals.num_replayed_steps += self.clock - first
@@ -175,7 +208,7 @@ class Learner:
 
     def _start_ingestion(self) -> None:
         """Only behind the last step record: rows of a step to be replayed must not be judged by an older clock."""
-        if self._ingestion is None:
+        if self._ingestion is None and self._share.leads:
             ingestion = self._make_ingestion()
             self._ingestion = IngestionThread(ingestion)
             self._ingestion.worker.start()
@@ -186,14 +219,24 @@ class Learner:
             self._buffer,
             vocab_size=self._config.model.vocab_size,
             with_turns=self._config.algorithm.reads_turns,
+            owns=ownership(self._share.feed, self._share.num_feeds),
         )
 
     def _start_preparation(self) -> None:
-        assert self._ingestion is not None
         preparer = Preparer(
-            self._store, self._config, self._buffer, self._trainer, self._counts, incarnation=self._incarnation
+            self._store,
+            self._config,
+            self._buffer,
+            self._trainer,
+            self._counts,
+            incarnation=self._incarnation,
+            hosts=self._hosts,
+            share=self._share,
+            stop_asked=lambda: not self._hosts.alone and self._stop_asked(),
+            snapshot_wanted=lambda: self._snapshot_wanted,
         )
-        self._preparation = PreparationThread(preparer, self._ingestion.arrived)
+        arrived = threading.Event() if self._ingestion is None else self._ingestion.arrived
+        self._preparation = PreparationThread(preparer, arrived)
         self._preparation.worker.start()
 
     def _stop_feeding(self) -> None:
@@ -218,16 +261,20 @@ class Learner:
         timer.wait_begins()
         while True:
             self._check_threads()
-            if self._stop_asked():
+            if self._preparation.stopped or (self._hosts.alone and self._stop_asked()):
                 return None
             prepared = self._preparation.next(_WAIT_SECONDS)
             waited += timer.lap("throttled" if self._pulse.state == "throttled" else "wait_for_data")
+            # Newer weights are what the pool may be waiting for. Hosts write them at the same clock, or not at all.
+            behind = waited > _SNAPSHOT_WHILE_WAITING_SECONDS and self._snapshot_clock < self.clock
+            self._snapshot_wanted = behind and prepared is None
+            agreed = self._preparation.snapshot_clock == self.clock if not self._hosts.alone else self._snapshot_wanted
+            if agreed and self._snapshot_clock < self.clock:
+                self._snapshot()
             if prepared is not None:
                 timer.received(prepared.made)
                 return prepared
             self._pulse.state = self._preparation.state
-            if waited > _SNAPSHOT_WHILE_WAITING_SECONDS and self._snapshot_clock < self.clock:
-                self._snapshot()  # newer weights are what the pool may be waiting for
             self._busy.tick()
 
     def _stop_asked(self) -> bool:
@@ -235,8 +282,7 @@ class Learner:
 
     def _check_threads(self) -> None:
         workers: list[Worker | LatestJob] = [self._pulse.worker, self._snapshots, self._checkpoints]
-        if self._ingestion is not None and self._preparation is not None:
-            workers += [self._ingestion.worker, self._preparation.worker]
+        workers += [thread.worker for thread in (self._ingestion, self._preparation) if thread is not None]
         for worker in workers:
             worker.check()
 
@@ -246,8 +292,9 @@ class Learner:
         assert self._preparation is not None
         host, observer = prepared.host, self._observer
         assert host.clock == self.clock, "a batch is consumed at the clock it was prepared for"
-        self._buffer.consume(host.groups, self.clock)
-        self._pulse.num_groups_in_step = len(host.groups)
+        if self._share.leads:
+            self._buffer.consume(host.groups, self.clock)
+        self._pulse.num_groups_in_step = host.figures.num_groups
         self._pulse.state = "stepping"
         self._busy.dispatched()
         observer.profiler.step_begins(self.clock)
@@ -262,13 +309,12 @@ class Learner:
         self._busy.completed(device_seconds, host.num_tokens, model_flops)
         self._totals.num_overrides += prepared.override
         self._totals.num_deferred_groups += prepared.num_deferred_groups
-        self._totals.count_batch(host.staleness, self._config.staleness.max_staleness)
+        self._totals.count_batch(host.figures.staleness, self._config.staleness.max_staleness)
         self._pulse.num_groups_in_step = 0
         self._buffer.advance(self.clock + 1)
         times = observer.step_times()
         self._count_times(times)
-        with self._buffer.lock:
-            queued = self._buffer.num_fresh(self.clock) + self._buffer.num_reserved()
+        queued = self._feeds.queued_groups()
         self._controller.observe_step(
             wait_seconds=times.standstill_seconds,
             step_seconds=device_seconds,
@@ -294,7 +340,7 @@ class Learner:
         self._state, metrics = self._trainer.step(self._state, self._reference, device, host.denominator)
         values = {name: float(value) for name, value in metrics.items()}
         self._totals.num_overrides += int(record["throttle_override"])
-        self._totals.count_batch(host.staleness, self._config.staleness.max_staleness)
+        self._totals.count_batch(host.figures.staleness, self._config.staleness.max_staleness)
         self._record(
             host,
             values,
@@ -332,8 +378,16 @@ class Learner:
         version = self.clock if clock is None else clock
         tensors = self._trainer.tensors(self._state)
         self._snapshot_clock = version
-        store = SnapshotStore(self._store)
-        self._snapshots.submit(lambda: store.write(version, tensors, incarnation=self._incarnation))
+        store, incarnation = SnapshotStore(self._store), self._incarnation
+
+        def complete(parts: list[dict[str, Any]]) -> None:
+            with_retries(lambda: store.complete(version, parts, incarnation=incarnation), threading.Event())
+
+        def write() -> None:
+            part = store.write_part(version, tensors, incarnation=incarnation, host=self._hosts.index)
+            self._hosts.lead("snapshots", part, complete)
+
+        self._snapshots.submit(write)
 
     def _checkpoint_if_due(self) -> None:
         at_the_end = self.clock >= self._config.learner.num_steps  # `_finish` writes that one
@@ -345,13 +399,15 @@ class Learner:
         checkpoint = checkpointing.Checkpoint(
             clock=buffer["clock"],
             state=self._trainer.to_host(self._state),
-            buffer=buffer,
+            buffer=buffer if self._share.leads else None,
             seen=seen,
             totals={"totals": self._totals.state(), "pacing": self._controller.state()},
         )
 
         def write() -> None:
-            checkpointing.save(self._store, checkpoint, incarnation=self._incarnation)
+            checkpointing.save(
+                self._store, checkpoint, incarnation=self._incarnation, hosts=self._hosts, feed=self._share.feed
+            )
             self._checkpoint_clock = checkpoint.clock
 
         self._checkpoints.submit(write)
@@ -360,7 +416,7 @@ class Learner:
         """Flush everything, and close the run if all its steps are done."""
         done = self.clock >= self._config.learner.num_steps
         self._pulse.num_groups_in_step = 0
-        if done and self._checkpoint_clock < self.clock:
+        if done and self._checkpoint_clock < self.clock and self._share.leads:
             self._read_the_rest()
         if done:
             self._buffer.finish()
@@ -372,14 +428,20 @@ class Learner:
         self._snapshots.finish()
         self._checkpoints.finish()
         self._pulse.worker.stop()
-        self._observer.record_end(self.clock)
-        self._observer.files.flush()
+        self._feeds.exchange()
+        self._hosts.gather("end", None)  # now all have put up what they end with
+        self._pulse.look_around()
+        if self._hosts.is_first:
+            self._observer.record_end(self.clock)
+            self._observer.flush()
+            self._pulse.publish()
         self._observer.close()
-        self._pulse.publish()
         self._pulse.beat()
-        if done:
+        if done and self._hosts.is_first:
             request_stop(self._store, reason="completed", source=self._process, failed=False)
-        elif read_stop(self._store) is None:
+        if done:
+            return
+        if read_stop(self._store) is None:
             raise Interrupted(f"learner: interrupted at clock {self.clock}; the next attempt goes on from there")
 
     def _read_the_rest(self) -> None:
@@ -398,19 +460,14 @@ class Learner:
             step_seconds=self._pulse.step_seconds,
             target=self._controller.target,
             capacity_groups=self._pulse.capacity_groups,
-            queued_groups=self._buffer.num_fresh(self.clock),
+            queued_groups=self._feeds.waiting_groups(),
             published_version=self._pulse.published_version,
             **columns,
         )
 
     def progress(self) -> dict[str, Any]:
         """The heartbeat: what a person, the live view and the log line show."""
-        with self._buffer.lock:
-            ledger, trajectories = self._buffer.ledger.tokens(), self._buffer.ledger.trajectories()
-            extra = {
-                "num_unreadable_shards": len(self._buffer.ledger.unreadable),
-                "missing_episodes": self._buffer.missing_episodes,
-            }
+        ledger = self._feeds.ledger()
         return {
             "incarnation": self._incarnation,
             "clock": self.clock,
@@ -426,10 +483,13 @@ class Learner:
             "capacity_groups": self._pulse.capacity_groups,
             "num_live_actors": len(self._pulse.live_incarnations),
             "num_fenced": self._pulse.num_fenced,
-            "num_buffered_groups": self._buffer.num_fresh(self.clock),
-            "ledger": ledger,
-            "ledger_trajectories": trajectories,
-            **extra,
+            "num_buffered_groups": self._feeds.waiting_groups(),
+            "ledger": ledger.tokens(),
+            "ledger_trajectories": ledger.trajectories(),
+            "num_unreadable_shards": len(ledger.unreadable),
+            "missing_episodes": self._feeds.missing_episodes(),
+            "host": self._hosts.index,
+            "num_hosts": self._hosts.num_hosts,
             "totals": self._totals.state(),
         }
 
@@ -449,4 +509,26 @@ def check_buffer_bytes(config: RunConfig) -> None:
             config.learner.buffer_bytes,
             f"at least {smallest} ({_MIN_BATCHES_IN_BUFFER} batches of the longest trajectories)",
             "Enlarge it, or lower learner.groups_per_batch.",
+        )
+
+
+def check_feeds(config: RunConfig, share: Share) -> None:
+    """Refuse what several feeds cannot share out.
+
+    Raises:
+        ConfigError: a batch does not divide into whole groups, or its advantages need all of it.
+    """
+    if config.learner.groups_per_batch % share.num_feeds:
+        raise ConfigError(
+            "learner.groups_per_batch",
+            config.learner.groups_per_batch,
+            f"a multiple of {share.num_feeds}, the data-parallel hosts: each gives whole groups",
+            "Change it, or the mesh.",
+        )
+    if share.num_feeds > 1 and config.algorithm.advantage == "reinforce_pp":
+        raise ConfigError(
+            "algorithm.advantage",
+            config.algorithm.advantage,
+            f"one that needs a group alone, with {share.num_feeds} data-parallel hosts",
+            "It is normalised over the whole batch, of which a host has its own groups only: choose grpo or rloo.",
         )

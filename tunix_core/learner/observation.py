@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunix_core.config import RunConfig
-from tunix_core.data.buffer import ReplayBuffer
+from tunix_core.data.ledger import Ledger
 from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.distributed.peak import measure_peak_flops
 from tunix_core.learner.batches import HostBatch
@@ -30,15 +31,26 @@ class Observer:
         self,
         store: ObjectStore,
         config: RunConfig,
-        buffer: ReplayBuffer,
+        ledger: Callable[[], Ledger],
         *,
         process: str,
         incarnation: str,
         log: Callable[[str], None],
+        is_first: bool = True,
     ) -> None:
-        """Raises ConfigError: the package of a configured sink is not installed."""
+        """
+        Args:
+            ledger: of the whole run.
+            is_first: of several hosts host 0, whose rows are those of the whole batch; the others write none.
+
+        Raises:
+            ConfigError: the package of a configured sink is not installed.
+        """
+        if not is_first:
+            config = dataclasses.replace(config, observability=dataclasses.replace(config.observability, sinks=()))
         self._config = config
-        self._buffer = buffer
+        self._ledger_now = ledger
+        self._is_first = is_first
         self._recorder = MetricRecorder(process)
         self._sinks = open_sinks(store, config, process=process, incarnation=incarnation, log=log)
         self._log = log
@@ -46,7 +58,7 @@ class Observer:
         self._peak_flops = config.observability.peak_flops_per_second
         self._last_row: Mapping[str, Any] = {}
         self._last_times = StepTimes()
-        self.files = MetricFiles(store, self._recorder, incarnation=incarnation)
+        self._files = MetricFiles(store, self._recorder, incarnation=incarnation)
         self.profiler = StepProfiler(store, incarnation=incarnation, log=log)
         self.timer = StepTimer()
 
@@ -77,6 +89,11 @@ class Observer:
         """Of the step that ends here."""
         self._last_times = self.timer.finish()
         return self._last_times
+
+    def flush(self) -> None:
+        """Bring the metrics files up to date."""
+        if self._is_first:
+            self._files.flush()
 
     def record_end(self, clock: int) -> None:
         """A last row: what the ledger says when nothing moves any more."""
@@ -110,5 +127,4 @@ class Observer:
         }
 
     def _ledger(self) -> dict[str, int]:
-        with self._buffer.lock:
-            return {f"ledger_{name}": tokens for name, tokens in self._buffer.ledger.tokens().items()}
+        return {f"ledger_{name}": tokens for name, tokens in self._ledger_now().tokens().items()}

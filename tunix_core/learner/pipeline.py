@@ -12,18 +12,31 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.groups import Group
 from tunix_core.data.ingestion import Ingestion
-from tunix_core.data.packing import fit_groups
+from tunix_core.data.packing import Layout, fit_groups
+from tunix_core.data.rows import RowFetcher
+from tunix_core.distributed.hosts import ALONE, Hosts, Share
 from tunix_core.errors import StoreError
-from tunix_core.learner.batches import HostBatch, assemble, step_record
+from tunix_core.learner.batches import (
+    Figures,
+    HostBatch,
+    build,
+    group_of_record,
+    lay_out,
+    padded,
+    record_part,
+    share_of_one,
+    step_record,
+)
 from tunix_core.learner.step_time import Preparation
 from tunix_core.learner.trainer import Trainer
 from tunix_core.rl.pacing import Throttle
@@ -74,7 +87,11 @@ class Prepared:
 
 
 class Preparer:
-    """Makes the batch of a given clock as soon as there is one."""
+    """Makes the batch of a given clock as soon as there is one.
+
+    In three agreements with the other hosts: whether to step, on how many windows, and that it is committed. Host 0
+    decides and writes the record; each feed chooses and packs its own groups.
+    """
 
     def __init__(
         self,
@@ -85,65 +102,172 @@ class Preparer:
         counts: Sequence[int],
         *,
         incarnation: str,
+        hosts: Hosts = ALONE,
+        share: Share | None = None,
+        stop_asked: Callable[[], bool] = lambda: False,
+        snapshot_wanted: Callable[[], bool] = lambda: False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """
+        Args:
+            stop_asked: this host was asked to end; then all end behind the same step.
+            snapshot_wanted: the learner waits with newer weights than its last snapshot; host 0's counts.
+        """
         self._store = store
         self._config = config
         self._buffer = buffer
         self._trainer = trainer
         self._counts = counts
         self._incarnation = incarnation
+        self._hosts = hosts
+        self._share = share or share_of_one(config)
+        self._stop_asked = stop_asked
+        self._snapshot_wanted = snapshot_wanted
         self._monotonic = monotonic
+        self._fetch = RowFetcher(store)
         self._throttle = Throttle(
             max_mean_staleness=config.staleness.max_mean_staleness,
             max_throttle_seconds=config.staleness.max_throttle_seconds,
         )
         self.state: Literal["waiting", "throttled"] = "waiting"
         """What is missing while there is no batch: groups, or fresher ones."""
+        self.stopped = False
+        """The hosts have agreed to end before this batch."""
+        self.snapshot_clock = -1
+        """They have agreed to write a snapshot at this clock, although none is due."""
 
     def attempt(self, clock: int, stop: threading.Event) -> Prepared | None:
         """One try at the batch that is consumed at `clock`; None where there is none yet.
 
         Raises:
             Fenced: another learner has committed this step.
+            PeerLost: another host is gone.
         """
         started = self._monotonic()
         groups, override = self._choose(clock, started)
         if groups is None:
             return None
-        learner = self._config.learner
-        num_fitting = fit_groups([g.rows.lengths for g in groups], learner.window_tokens, self._counts[-1])
-        self._buffer.put_back(groups[num_fitting:])
-        host = assemble(groups[:num_fitting], clock, self._counts, self._config)
+        chosen = len(groups)
+        host, parts = self._packed(groups, clock)
         packed = self._monotonic()
         device = jax.block_until_ready(self._trainer.put(host.arrays))
         placed = self._monotonic()
-        record = step_record(host, incarnation=self._incarnation, seed=self._config.seed, override=override)
-        with_retries(lambda: write_step(self._store, clock + 1, record), stop)
+        host = self._committed(host, parts, override, stop)
         return Prepared(
             host=host,
             device=device,
             override=override,
             made=Preparation(started, packed, placed, self._monotonic()),
-            num_deferred_groups=len(groups) - num_fitting,
+            num_deferred_groups=max(0, chosen - len(host.groups)) if self._share.leads else 0,
         )
 
+    # ---- whether to step --------------------------------------------------------------------------
+
     def _choose(self, clock: int, now: float) -> tuple[list[Group] | None, bool]:
-        num_groups = self._config.learner.groups_per_batch
-        limit = self._config.staleness.max_mean_staleness
-        taken = self._buffer.take(num_groups, clock, max_mean_staleness=limit)
-        if taken.groups is not None:
+        """This feed's groups of an agreed batch (none on a host that does not lead its feed); whether it is an override."""
+        groups, status = self._candidate(clock) if self._share.leads else ([], None)
+        answer = self._hosts.lead(
+            "prepare",
+            {"status": status, "stop": self._stop_asked(), "snapshot": self._snapshot_wanted()},
+            lambda payloads: self._decide(payloads, now),
+        )
+        if self._share.leads and self._share.num_feeds > 1:
+            self._buffer.settle(answer["news"])
+        if answer["snapshot"]:
+            self.snapshot_clock = clock
+        action = answer["action"]
+        if action in ("step", "override"):
+            return groups, action == "override"
+        self._buffer.put_back(groups or ())
+        self.stopped = action == "stop"
+        self.state = "throttled" if action == "throttled" else "waiting"
+        return None, False
+
+    def _candidate(self, clock: int) -> tuple[list[Group] | None, dict[str, Any]]:
+        """Reserved: within the limit of mean staleness where that can be, else what an override would step on."""
+        num_groups = self._config.learner.groups_per_batch // self._share.num_feeds
+        taken = self._buffer.take(num_groups, clock, max_mean_staleness=self._config.staleness.max_mean_staleness)
+        groups, within = taken.groups, taken.groups is not None
+        if not within and taken.num_fresh >= num_groups:
+            groups = self._buffer.take(num_groups, clock, max_mean_staleness=math.inf).groups
+        news = self._buffer.announce() if self._share.num_feeds > 1 else []
+        return groups, {
+            "feed": self._share.feed,
+            "enough": groups is not None,
+            "within": within,
+            "mean_staleness": taken.mean_staleness,
+            "news": news,
+        }
+
+    def _decide(self, payloads: Sequence[Mapping[str, Any]], now: float) -> dict[str, Any]:
+        """On host 0. A batch whose parts are all within the limit is so as a whole."""
+        feeds = sorted((p["status"] for p in payloads if p["status"] is not None), key=lambda status: status["feed"])
+        if any(payload["stop"] for payload in payloads):
+            action = "stop"
+        elif not all(status["enough"] for status in feeds):
             self._throttle.reset()
-            return taken.groups, False
-        if taken.num_fresh < num_groups:
+            action = "waiting"
+        elif all(status["within"] for status in feeds):
             self._throttle.reset()
-            self.state = "waiting"
-            return None, False
-        self.state = "throttled"
-        if self._throttle.decide(taken.mean_staleness, now) == "wait":
-            return None, False
-        self._throttle.reset()
-        return self._buffer.take(num_groups, clock, max_mean_staleness=math.inf).groups, True
+            action = "step"
+        else:
+            worst = max(status["mean_staleness"] for status in feeds)
+            action = {"wait": "throttled"}.get(found := self._throttle.decide(worst, now), found)
+            if action == "override":
+                self._throttle.reset()
+        return {
+            "action": action,
+            "news": [status["news"] for status in feeds],
+            "snapshot": payloads[0]["snapshot"] and action in ("waiting", "throttled"),
+        }
+
+    # ---- what is stepped on -----------------------------------------------------------------------
+
+    def _packed(self, groups: list[Group], clock: int) -> tuple[HostBatch, list[dict[str, Any]]]:
+        """This host's windows, and (on host 0) the parts of all feeds for the record."""
+        learner, share, part = self._config.learner, self._share, None
+        if share.leads:
+            largest = share.num_own(self._counts[-1])
+            num_fitting = fit_groups([g.rows.lengths for g in groups], learner.window_tokens, largest)
+            self._buffer.put_back(groups[num_fitting:])
+            groups = groups[:num_fitting]
+            layout = lay_out(groups, self._config, share)
+            part = {"feed": share.feed, **record_part(groups, layout)}
+        parts: list[dict[str, Any]] = []
+
+        def join(payloads: list[Any]) -> dict[str, Any]:
+            parts.extend(sorted((p for p in payloads if p is not None), key=lambda p: p["feed"]))
+            num_windows = padded(max(p["num_windows"] for p in parts), self._counts)
+            return {"num_windows": num_windows, "parts": parts if None in payloads else None}
+
+        answer = self._hosts.lead("prepare", part, join)
+        if not share.leads:
+            own = answer["parts"][share.feed]
+            groups = [group_of_record(entry, self._fetch) for entry in own["groups"]]
+            layout = Layout(np.array(own["window"], np.int32), np.array(own["start"], np.int32), own["num_windows"])
+        return build(groups, clock, layout, answer["num_windows"], self._config, share), parts
+
+    def _committed(
+        self, host: HostBatch, parts: list[dict[str, Any]], override: bool, stop: threading.Event
+    ) -> HostBatch:
+        """With its step record written, and the figures of the whole batch."""
+
+        def commit(payloads: list[Any]) -> list[Any]:
+            figures = [own for _, own in sorted((p for p in payloads if p is not None), key=lambda p: p[0])]
+            record = step_record(
+                parts,
+                Figures.total(figures),
+                clock=host.clock,
+                num_windows=host.num_windows,
+                incarnation=self._incarnation,
+                seed=self._config.seed,
+                override=override,
+            )
+            with_retries(lambda: write_step(self._store, host.clock + 1, record), stop)
+            return figures
+
+        own = (self._share.feed, host.figures.to_json()) if self._share.leads else None
+        return host.completed(self._hosts.lead("prepare", own, commit))
 
 
 class PreparationThread:
@@ -159,6 +283,16 @@ class PreparationThread:
     @property
     def state(self) -> Literal["waiting", "throttled"]:
         return self._preparer.state
+
+    @property
+    def stopped(self) -> bool:
+        """The hosts have agreed to end: no batch will come."""
+        return self._preparer.stopped
+
+    @property
+    def snapshot_clock(self) -> int:
+        """See `Preparer`; known on every host before the batch of that clock is."""
+        return self._preparer.snapshot_clock
 
     def request(self, clock: int) -> None:
         """Prepare the batch that is consumed at `clock`; to be called when the step before it is dispatched."""
@@ -179,7 +313,7 @@ class PreparationThread:
             except queue.Empty:
                 continue
             prepared = None
-            while prepared is None and not stop.is_set():
+            while prepared is None and not stop.is_set() and not self._preparer.stopped:
                 self._arrived.clear()
                 prepared = self._preparer.attempt(clock, stop)
                 if prepared is None:

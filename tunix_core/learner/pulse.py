@@ -16,6 +16,7 @@ from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.liveness import Liveness
 from tunix_core.errors import StoreError
+from tunix_core.learner.feeds import Feeds
 from tunix_core.learner.observation import Observer
 from tunix_core.rl.pacing import TargetController, admission_open, capacity_groups
 from tunix_core.storage.control import LearnerSignal, StopRequest, read_stop, write_heartbeat, write_learner_signal
@@ -36,16 +37,24 @@ class Pulse:
         store: ObjectStore,
         config: RunConfig,
         buffer: ReplayBuffer,
+        feeds: Feeds,
         controller: TargetController,
         observer: Observer,
         *,
         process: str,
         incarnation: str,
         progress: Callable[[], dict[str, Any]],
+        is_first: bool = True,
     ) -> None:
+        """
+        Args:
+            is_first: of several hosts host 0, which speaks for all; the others tell it how their feeds stand.
+        """
         self._store = store
         self._config = config
         self._buffer = buffer
+        self._feeds = feeds
+        self._is_first = is_first
         self._controller = controller
         self._observer = observer
         self._process = process
@@ -75,28 +84,33 @@ class Pulse:
             try:
                 if now >= due_signal:
                     due_signal = now + interval
-                    self.publish()
-                    self._observer.profiler.poll()
+                    self.look_around()
+                    if self._is_first:
+                        self.publish()
+                        self._observer.profiler.poll()
                 if now >= due_beat:
                     due_beat = now + HEARTBEAT_SECONDS
                     self.beat()
                 if now >= due_flush:
                     due_flush = now + FLUSH_SECONDS
-                    self._observer.files.flush()
+                    self._observer.flush()
             except StoreError:
                 self.num_store_errors += 1  # the next tick is the retry
             stop.wait(max(0.01, min(due_signal, due_beat) - time.monotonic()))
 
-    def publish(self) -> LearnerSignal:
-        """Write the pacing signal, and note a stop request."""
+    def look_around(self) -> None:
+        """Note a stop request, and how the feeds stand."""
         self.stop_request = read_stop(self._store)
+        self._feeds.exchange()
+
+    def publish(self) -> LearnerSignal:
+        """Write the pacing signal."""
         current = self._policies.current()
         self.published_version = -1 if current is None else current.version
-        cursors = self._live_cursors()
+        cursors = self._feeds.live_cursors()
         self.live_incarnations = self._liveness.update({name: str(c["actor_id"]) for name, c in cursors.items()})
         with self._buffer.lock:
-            clock = self._buffer.clock
-            queued = self._buffer.num_fresh(clock) + self._buffer.num_reserved()
+            clock, queued = self._buffer.clock, self._feeds.queued_groups()
         self.capacity_groups = self._capacity(clock, queued)
         signal = LearnerSignal(
             clock=clock,
@@ -130,10 +144,3 @@ class Pulse:
     def beat(self) -> None:
         """Write the heartbeat."""
         write_heartbeat(self._store, self._process, self._progress())
-
-    def _live_cursors(self) -> dict[str, dict[str, Any]]:
-        """Of the writers that have not ended, in rank order, as far as their shards are in the buffer."""
-        with self._buffer.lock:
-            cursors = (self._buffer.cursors or {"cursors": {}})["cursors"]
-        live = [(c["created_at"], name) for name, c in cursors.items() if not c["closed"]]
-        return {name: cursors[name] for _, name in sorted(live)}

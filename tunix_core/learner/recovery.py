@@ -17,10 +17,14 @@ import numpy as np
 
 from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
+from tunix_core.data.groups import Group
 from tunix_core.data.rows import RowFetcher
-from tunix_core.learner.batches import HostBatch, batch_of_record
+from tunix_core.data.sharing import dealt, feed_of_shard
+from tunix_core.distributed.hosts import ALONE, Hosts, Share
+from tunix_core.learner.batches import HostBatch, batch_of_record, group_of_record
 from tunix_core.learner.checkpointing import load_newest
 from tunix_core.learner.trainer import State, Trainer
+from tunix_core.paths import parse_shard
 from tunix_core.storage.quarantine import quarantine_row
 from tunix_core.storage.step_records import read_steps
 from tunix_core.storage.store import ObjectStore
@@ -39,15 +43,27 @@ class Restored:
 
 
 def restore(
-    store: ObjectStore, trainer: Trainer, buffer: ReplayBuffer, policy_zero: Mapping[str, np.ndarray]
+    store: ObjectStore,
+    trainer: Trainer,
+    buffer: ReplayBuffer,
+    policy_zero: Mapping[str, np.ndarray],
+    hosts: Hosts = ALONE,
+    share: Share | None = None,
 ) -> Restored:
-    """Fill `buffer` and return the state; without a checkpoint both are those of clock 0."""
-    checkpoint, refused = load_newest(store)
+    """Fill `buffer` and return the state; without a checkpoint both are those of clock 0.
+
+    The checkpoint may come from another number of hosts, on another mesh.
+    """
+    checkpoint, refused = load_newest(store, hosts=hosts)
     if checkpoint is None:
         return Restored(state=trainer.initial_state(policy_zero), totals={}, checkpoint_clock=None, refused=refused)
-    lost = buffer.restore(checkpoint.buffer, dict(checkpoint.seen), RowFetcher(store))
-    for ref, reason in lost.items():
-        quarantine_row(store, ref, reason)
+    feed, num_feeds = (share.feed, share.num_feeds) if share else (0, 1)
+    if share is None or share.leads:
+        lost = buffer.restore(dealt(checkpoint.buffers, feed, num_feeds), checkpoint.seen, RowFetcher(store))
+        for ref, reason in lost.items():
+            quarantine_row(store, ref, reason)
+    else:
+        buffer.advance(checkpoint.clock)
     return Restored(
         state=trainer.from_host(checkpoint.state),
         totals=checkpoint.totals,
@@ -57,7 +73,12 @@ def restore(
 
 
 def replay(
-    store: ObjectStore, buffer: ReplayBuffer, config: RunConfig, execute: Callable[[HostBatch, dict[str, Any]], None]
+    store: ObjectStore,
+    buffer: ReplayBuffer,
+    config: RunConfig,
+    execute: Callable[[HostBatch, dict[str, Any]], None],
+    hosts: Hosts = ALONE,
+    share: Share | None = None,
 ) -> Iterator[int]:
     """Execute the step records after the buffer's clock, in order; yields the clock after each.
 
@@ -68,10 +89,28 @@ def replay(
         CorruptObject, ObjectMissing: a record's rows are gone; going on would train on other data than before.
     """
     fetch = RowFetcher(store)
-    for record in read_steps(store, buffer.clock):
-        batch = batch_of_record(record, fetch, config)
-        for group in batch.groups:
-            buffer.consume_again(group.rows, group.group_id)
+
+    def complete(batch: HostBatch) -> HostBatch:
+        parts = hosts.gather("replay", batch.figures.to_json() if share is None or share.leads else None)
+        return batch.completed([part for part in parts if part is not None])
+
+    records = read_steps(store, buffer.clock)
+    for record in records[: hosts.lead("replay", None, lambda _: len(records))]:
+        batch = batch_of_record(record, fetch, config, share, complete)
+        held = {group.group_id: group for group in batch.groups}
+        for entry in record["groups"]:
+            if share is not None and not share.leads:
+                continue
+            if share is None or share.num_feeds == 1:
+                _consume(buffer, held[entry["group_id"]])
+            elif feed_of_shard(entry["shard"], share.num_feeds) != share.feed:
+                buffer.note_delivered(entry["group_id"], parse_shard(entry["shard"]).incarnation)
+            else:
+                _consume(buffer, held.get(entry["group_id"]) or group_of_record(entry, fetch))
         execute(batch, record)
         buffer.advance(record["clock"])
         yield record["clock"]
+
+
+def _consume(buffer: ReplayBuffer, group: Group) -> None:
+    buffer.consume_again(group.rows, group.group_id)

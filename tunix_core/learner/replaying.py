@@ -19,6 +19,7 @@ from tunix_core.errors import ConfigError, ObjectMissing
 from tunix_core.learner.batches import batch_of_record
 from tunix_core.learner.checkpointing import load_newest
 from tunix_core.learner.trainer import State, Trainer
+from tunix_core.storage.parts import Tensors
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.snapshots import SnapshotStore
 from tunix_core.storage.step_records import read_steps
@@ -62,7 +63,7 @@ def replay_step(store: ObjectStore, config: RunConfig, trainer: Trainer, referen
         state, values = trainer.step(state, reference, trainer.put(batch.arrays), batch.denominator)
         metrics = {name: float(value) for name, value in values.items()}
     published = _kept(store, step)
-    difference = "" if published is None else first_difference(trainer.tensors(state), published)
+    difference = "" if published is None else first_difference(_whole(trainer.tensors(state)), published)
     return ReplayedStep(
         step=step,
         start=start,
@@ -81,6 +82,10 @@ def _state_before(store: ObjectStore, trainer: Trainer, step: int) -> tuple[int,
     if policy_zero is None:
         raise ConfigError("--step", step, "a step behind a checkpoint that is kept", "Choose a later one.")
     return 0, trainer.initial_state(policy_zero)
+
+
+def _whole(tensors: Tensors) -> dict[str, np.ndarray]:
+    return {name: np.asarray(tensor) for name, tensor in tensors.items()}
 
 
 def _kept(store: ObjectStore, version: int) -> Mapping[str, np.ndarray] | None:

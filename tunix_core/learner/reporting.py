@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from tunix_core.config import ModelConfig
 from tunix_core.learner.batches import HostBatch
 from tunix_core.models.flops import reference_flops, update_flops
@@ -24,19 +22,19 @@ def step_row(
         bound: `max_staleness`; the histogram has a column for each staleness up to it, and a batch nothing above it.
         window_tokens: W.
     """
-    values = dict(values)
+    values, figures = dict(values), host.figures
     if values.get("equal_version_tokens") == 0:  # then the gap is unknown, not 0
         del values["logprob_gap_equal_version"], values["max_logprob_gap_equal_version"]
     return {
         **values,
         "clock": clock,
-        "reward_mean": float(host.rewards.mean()),
-        "success_rate": float(host.successes.mean()),
-        "staleness_mean": float(host.staleness.mean()),
-        "staleness_max": int(host.staleness.max()),
-        **{f"staleness_{value}": int(count) for value, count in enumerate(histogram(host.staleness, bound)[:-1])},
-        "num_groups": len(host.groups),
-        "num_trajectories": len(host.rewards),
+        "reward_mean": float(figures.rewards.mean()),
+        "success_rate": float(figures.successes.mean()),
+        "staleness_mean": float(figures.staleness.mean()),
+        "staleness_max": int(figures.staleness.max()),
+        **{f"staleness_{value}": int(count) for value, count in enumerate(histogram(figures.staleness, bound)[:-1])},
+        "num_groups": figures.num_groups,
+        "num_trajectories": len(figures.rewards),
         "num_tokens": host.num_tokens,
         "policy_tokens": host.policy_tokens,
         "num_windows": host.num_windows,
@@ -46,7 +44,7 @@ def step_row(
 
 def batch_flops(host: HostBatch, model: ModelConfig) -> dict[str, float]:
     """`model_flops` of the update, and beside them what the reference's forward pass takes."""
-    lengths = np.concatenate([group.rows.lengths for group in host.groups])
+    lengths = host.figures.lengths
     return {
         "model_flops": float(update_flops(model, lengths)),
         "reference_flops": float(reference_flops(model, lengths)),

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from tunix_core.config import OptimizerConfig, RunConfig
+from tunix_core.distributed.hosts import Share, share_of
 from tunix_core.distributed.mesh import REPLICATED, parallel_of, placed, windows_spec
 from tunix_core.errors import ConfigError
 from tunix_core.learner import update, value_head
@@ -82,7 +83,6 @@ class TrainStep:
         self._head = value_head.fresh(config.model) if objective.has_values else None
         self._optimizer = optimizer
         parallel = parallel_of(mesh)
-        self._num_shards = parallel.num_window_shards
         self._executable: Any = None
         self._num_windows = 0
 
@@ -145,8 +145,8 @@ class TrainStep:
         return jax.tree.map(functools.partial(placed, self.mesh), specs)
 
     def _put(self, tree: Any, specs: Any) -> Any:
-        """Onto the mesh, as copies that donation of one state cannot take from another."""
-        return jax.tree.map(lambda leaf, place: jax.device_put(np.array(leaf), place), tree, self._placements(specs))
+        """Onto the mesh, as copies that donation of one state cannot take from another; of several hosts each its parts."""
+        return jax.tree.map(_placed_copy, tree, self._placements(specs))
 
     def _abstract(self, tree: Any, specs: Any) -> Any:
         return jax.tree.map(
@@ -164,7 +164,7 @@ class TrainStep:
         return TrainState(
             params=placed_params,
             opt_state=self._init_optimizer(placed_params),
-            step=jax.device_put(np.zeros((), np.int32), self._replicated),
+            step=_placed_copy(np.zeros((), np.int32), self._replicated),
         )
 
     def put_reference(self, params: Params) -> Params:
@@ -186,30 +186,41 @@ class TrainStep:
     def put(self, batch: Any) -> PlacedBatch:
         """Host arrays `[n, W]`, named as in `Batch`, onto the mesh in the compiled shape.
 
-        Windows go to the data shards in turn, so that every shard has as many micro-batches to do.
+        Windows go to the data shards in turn, so that every shard has as many micro-batches to do. Of several hosts
+        each passes the windows of its own shards, all as many, and puts them on its own devices alone.
 
         Raises:
             ConfigError: more windows than were compiled, or of another width.
         """
+        share = share_of(self.mesh)
         num_windows, width = batch.tokens.shape
-        if num_windows > self._num_windows or width != self.config.learner.window_tokens:
+        largest = share.num_own(self._num_windows)
+        if num_windows > largest or width != self.config.learner.window_tokens:
             raise ConfigError(
                 "batch",
                 (num_windows, width),
-                f"at most {self._num_windows} windows of {self.config.learner.window_tokens} tokens",
+                f"at most {largest} windows of {self.config.learner.window_tokens} tokens",
                 "Compile for larger batches, or take fewer groups.",
             )
-        unit = self.config.microbatch_windows
+        unit = self.config.learner.windows_per_microbatch * len(share.own)
         arrays = Batch(*(getattr(batch, name) for name in Batch._fields))
-        windows = jax.tree.map(lambda array: jax.device_put(self._dealt(array), self._windows), arrays)
-        return PlacedBatch(windows, jax.device_put(np.int32(-(-num_windows // unit)), self._replicated))
+        windows = jax.tree.map(lambda array: self._put_windows(array, share), arrays)
+        return PlacedBatch(windows, _placed_copy(np.int32(-(-num_windows // unit)), self._replicated))
 
-    def _dealt(self, array: np.ndarray) -> np.ndarray:
-        """Padded to the compiled number of windows; row i lies on shard i mod `num_shards`."""
-        padded = np.zeros((self._num_windows, *array.shape[1:]), array.dtype)
+    def _put_windows(self, array: np.ndarray, share: Share) -> jax.Array:
+        """Padded to the compiled number of windows; row i lies on the i-th of this host's shards, in turn."""
+        num_own, per_shard = share.num_own(self._num_windows), self._num_windows // share.num_shards
+        padded = np.zeros((num_own, *array.shape[1:]), array.dtype)
         padded[: len(array)] = array
-        dealt = padded.reshape(-1, self._num_shards, *array.shape[1:]).swapaxes(0, 1)
-        return np.ascontiguousarray(dealt).reshape(padded.shape)
+        dealt = padded.reshape(per_shard, len(share.own), *array.shape[1:]).swapaxes(0, 1)
+        if self._windows.is_fully_addressable:
+            return jax.device_put(np.ascontiguousarray(dealt).reshape(padded.shape), self._windows)
+
+        def of_device(index: Any) -> np.ndarray:
+            return dealt[share.own.index((index[0].start or 0) // per_shard)]
+
+        shape = (self._num_windows, *array.shape[1:])
+        return jax.make_array_from_callback(shape, self._windows, of_device)
 
     # ---- execution --------------------------------------------------------------------------------
 
@@ -268,11 +279,19 @@ class TrainStep:
         divisors = np.atleast_1d(np.asarray(denominator, np.float32))
         assert divisors.shape == (self.plan.num_updates,), f"one denominator per update, received {divisors.shape}"
         frozen = reference if self._objective.reads_reference else None
-        return self._executable(state, frozen, batch, jax.device_put(divisors, self._replicated))
+        return self._executable(state, frozen, batch, _placed_copy(divisors, self._replicated))
 
     def held_out(self, state: TrainState, reference: Params | None, batch: PlacedBatch) -> Sums:
         """The objective's sums over a batch from `put`, at denominator 1, `loss` among them. Compiles at the first call."""
         return self._held_out(state.params, reference if self._objective.reads_reference else None, batch)
+
+
+def _placed_copy(leaf: Any, place: NamedSharding) -> jax.Array:
+    """A host array (or what reads like one) on the mesh; a host that has devices of a part copies that part alone."""
+    if place.is_fully_addressable:
+        return jax.device_put(np.array(leaf), place)
+    # `device_put` would compare the array between all hosts first, with a collective.
+    return jax.make_array_from_callback(leaf.shape, place, lambda index: np.array(leaf[index]), dtype=leaf.dtype)
 
 
 def attention_for(model: ModelConfig, mesh: Mesh) -> ModelConfig:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tunix_core.data.packing import PackedArrays
+from tunix_core.storage.parts import Tensors
 
 State = Any
 """A pytree of device arrays: parameters, optimizer state, step."""
@@ -26,7 +27,7 @@ class Trainer(Protocol):
         """Make the executable for batches of at most so many windows; larger ones are refused later."""
 
     def put(self, arrays: PackedArrays) -> Any:
-        """Onto the device, as the compiled step takes it."""
+        """Onto the devices, as the compiled step takes it; of several hosts each puts its own windows on its own."""
 
     def step(
         self, state: State, reference: Any, batch: Any, denominator: np.ndarray
@@ -40,13 +41,13 @@ class Trainer(Protocol):
             The new state and scalars, of which `nonfinite` counts the updates that were skipped.
         """
 
-    def tensors(self, state: State) -> dict[str, np.ndarray]:
-        """Host copies of the weights, by their published names."""
+    def tensors(self, state: State) -> Tensors:
+        """Host copies of the weights, by their published names; of several hosts each copies its parts."""
 
-    def to_host(self, state: State) -> dict[str, np.ndarray]:
-        """Host copies of the whole state, by names that stay the same between releases of the optimizer."""
+    def to_host(self, state: State) -> Tensors:
+        """The same of the whole state, by names that stay the same between releases of the optimizer."""
 
-    def from_host(self, arrays: Mapping[str, np.ndarray]) -> State:
+    def from_host(self, arrays: Tensors) -> State:
         """The inverse of `to_host`.
 
         Raises:
@@ -54,7 +55,7 @@ class Trainer(Protocol):
         """
 
 
-def check_leaves(expected: Mapping[str, Any], received: Mapping[str, np.ndarray]) -> Sequence[str]:
+def check_leaves(expected: Mapping[str, Any], received: Tensors) -> Sequence[str]:
     """Differences between the leaves of a state and those of a checkpoint, as texts."""
     faults = [f"{name}: missing" for name in expected if name not in received]
     faults += [f"{name}: unknown" for name in received if name not in expected]

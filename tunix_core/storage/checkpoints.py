@@ -7,9 +7,10 @@ just before it was retired has the grace to finish.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -36,21 +37,51 @@ class CheckpointStore:
         Raises:
             DataError: an empty or missing directory, or metadata that is no JSON.
         """
+        self.complete(
+            clock,
+            [self.upload_part(clock, local_dir, incarnation=incarnation)],
+            metadata=metadata,
+            incarnation=incarnation,
+        )
+
+    def upload_part(
+        self, clock: int, local_dir: str | os.PathLike[str], *, incarnation: str, under: str = ""
+    ) -> dict[str, Any]:
+        """Upload the files of one host; what it returns goes to `complete`. Nothing, where the checkpoint is complete.
+
+        Args:
+            under: put before their names, such as `host-00001/`.
+
+        Raises:
+            DataError: an empty or missing directory.
+        """
         folder = paths.checkpoint(clock)
         if self._store.exists(folder + paths.MANIFEST):
-            return
-        attempt = multifile.attempt_name(incarnation)
-        entries = multifile.put_files(self._store, folder, attempt, _local_files(Path(local_dir)))
+            return {}
+        files = ((under + name, data) for name, data in _local_files(Path(local_dir)))
+        entries = multifile.put_files(self._store, folder, multifile.attempt_name(incarnation), files)
         if not entries:
             raise DataError(f"checkpoint {clock}: received no files in {os.fspath(local_dir)!r}, accepted at least one")
-        fields = {"clock": clock, "incarnation": incarnation, "metadata": metadata}
-        try:
-            multifile.put_manifest(self._store, folder, attempt, entries, fields)
-        except ObjectExists:
-            return
+        return {name: list(entry) for name, entry in entries.items()}
 
-    def download(self, clock: int, local_dir: str | os.PathLike[str]) -> dict[str, Any]:
-        """Restore the directory; returns the metadata.
+    def complete(
+        self, clock: int, parts: Sequence[Mapping[str, Any]], *, metadata: dict[str, Any], incarnation: str
+    ) -> None:
+        """The manifest over the files of all hosts. Fine where it is complete already.
+
+        Raises:
+            DataError: metadata that is no JSON.
+        """
+        folder = paths.checkpoint(clock)
+        if not all(parts) or self._store.exists(folder + paths.MANIFEST):
+            return
+        entries = {name: multifile.FileEntry(*entry) for part in parts for name, entry in part.items()}
+        fields = {"clock": clock, "incarnation": incarnation, "metadata": metadata}
+        with contextlib.suppress(ObjectExists):
+            multifile.put_manifest(self._store, folder, multifile.attempt_name(incarnation), entries, fields)
+
+    def download(self, clock: int, local_dir: str | os.PathLike[str], *, under: str = "") -> dict[str, Any]:
+        """Restore the directory, or its files under `under` alone; returns the metadata.
 
         Raises:
             ObjectMissing: no complete checkpoint of that clock.
@@ -62,9 +93,10 @@ class CheckpointStore:
             pure = PurePosixPath(name)
             if pure.is_absolute() or ".." in pure.parts or "\0" in name:
                 raise CorruptObject(f"checkpoint {clock}: file name {name!r} leads out of the directory")
-            path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(multifile.read_file(self._store, manifest, name))
+            if name.startswith(under):
+                path = root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(multifile.read_file(self._store, manifest, name))
         return dict(manifest["metadata"])
 
     def manifest(self, clock: int) -> dict[str, Any]:
@@ -82,14 +114,15 @@ class CheckpointStore:
         """Complete checkpoints that are not retired, ascending."""
         return multifile.complete_versions(self._store, paths.CHECKPOINTS)
 
-    def verify(self, clock: int) -> int:
-        """Read every file against its SHA-256; returns the bytes read.
+    def verify(self, clock: int, *, chosen: Callable[[int], bool] = lambda _: True) -> int:
+        """Read every file, or the chosen ones by their place in order of names, against its SHA-256; returns the bytes read.
 
         Raises:
             ObjectMissing, CorruptObject: it could not be restored.
         """
         manifest = self.manifest(clock)
-        return sum(len(multifile.read_file(self._store, manifest, name)) for name in manifest["files"])
+        names = [name for place, name in enumerate(sorted(manifest["files"])) if chosen(place)]
+        return sum(len(multifile.read_file(self._store, manifest, name)) for name in names)
 
     def retire(self, clock: int, *, reason: str) -> None:
         """First half of deletion; fine to repeat (the first mark's time counts)."""

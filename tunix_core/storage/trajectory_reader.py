@@ -53,8 +53,11 @@ class _Cursor:
     actor_id: str
     created_at: float
     next_sequence: int = 0
+    """Every number below it has been read, or is another reader's."""
     hour: str = ""
     closed: bool = False
+    ahead: list[int] = dataclasses.field(default_factory=list)
+    """Numbers from there on that have been read all the same: several readers' cursors were made one."""
 
 
 class TrajectoryReader:
@@ -66,12 +69,14 @@ class TrajectoryReader:
         state: Mapping[str, Any] | None = None,
         *,
         vocab_size: int | None = None,
+        owns: Callable[[str, int], bool] = lambda *_: True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
         Args:
             state: an earlier reader's `state()`; None starts at the beginning.
             vocab_size: tokens outside it make a row faulty.
+            owns: (incarnation, sequence number) -> whether this reader reads the shard, or passes over it.
             clock: seconds since the epoch; only decides when an idle writer may have a new hour.
 
         Raises:
@@ -81,6 +86,7 @@ class TrajectoryReader:
             raise ConfigError("reader state", state.get("format"), f"format {_STATE_FORMAT}", "Use this release's.")
         self._store = store
         self._vocab_size = vocab_size
+        self._owns = owns
         self._clock = clock
         self._cursors = {name: _Cursor(**value) for name, value in (state["cursors"] if state else {}).items()}
         self._idle_polls: collections.Counter[str] = collections.Counter()
@@ -91,6 +97,9 @@ class TrajectoryReader:
     def state(self) -> dict[str, Any]:
         """JSON: a cursor per incarnation. A reader made from it continues behind what `poll` returned."""
         cursors = {name: dataclasses.asdict(cursor) for name, cursor in sorted(self._cursors.items())}
+        for cursor in cursors.values():
+            if not cursor["ahead"]:
+                del cursor["ahead"]
         return {"format": _STATE_FORMAT, "cursors": cursors}
 
     def next_sequences(self) -> dict[str, int]:
@@ -123,20 +132,27 @@ class TrajectoryReader:
         live = sorted(name for name, cursor in cursors.items() if not cursor.closed)
         found = map_requests(self._store, lambda name: self._find(name, cursors[name]), live)
         queues: list[collections.deque[paths.ShardName]] = []
+        passed = {name: names[-1].sequence + 1 for name, (names, _) in zip(live, found, strict=True) if names}
         for name, (names, alarm) in zip(live, found, strict=True):
             if names or cursors[name].closed:
                 alarms.pop(name, None)
             if alarm:  # stands until the missing shard turns up: most polls look too briefly to see it again
                 alarms[name] = alarm
             self._idle_polls[name] = 0 if names else self._idle_polls[name] + 1
-            queues.append(collections.deque(names))
+            queues.append(collections.deque(n for n in names if self._is_due(cursors[name], n)))
         chosen = _round_robin(queues, max_shards, self._turn)
+        for queue in queues:
+            if queue:  # what is left over is where the next poll goes on
+                passed[queue[0].incarnation] = queue[0].sequence
         reads = map_requests(self._store, self._read, chosen)
-        kept = _advance(cursors, alarms, chosen, reads)
+        kept = _advance(cursors, alarms, chosen, reads, passed)
         self._cursors, self._alarms = cursors, alarms  # only now: a poll that raised has not happened
         self._num_polls += 1
         self._turn += 1
         return kept
+
+    def _is_due(self, cursor: _Cursor, name: paths.ShardName) -> bool:
+        return name.sequence not in cursor.ahead and self._owns(name.incarnation, name.sequence)
 
     # --- finding ---
 
@@ -181,7 +197,8 @@ class TrajectoryReader:
         for partition, first in record.hours:
             if first <= cursor.next_sequence and partition > cursor.hour:
                 cursor.hour = partition
-        if record.closed and record.next_sequence == cursor.next_sequence:
+        # Past it: the tombstone that ended the writer was another reader's to read.
+        if record.closed and record.next_sequence is not None and record.next_sequence <= cursor.next_sequence:
             cursor.closed = True
         return cursor.closed
 
@@ -252,8 +269,13 @@ def _advance(
     alarms: dict[str, str],
     chosen: list[paths.ShardName],
     reads: list[ShardRead | None],
+    passed: Mapping[str, int],
 ) -> list[ShardRead]:
-    """Move cursors over what was read; returns the shards, tombstones taken out."""
+    """Move cursors over what was read; returns the shards, tombstones taken out.
+
+    Args:
+        passed: incarnation -> where its cursor goes once all that was chosen of it is read.
+    """
     kept: list[ShardRead] = []
     stopped: set[str] = set()
     for name, read in zip(chosen, reads, strict=True):
@@ -269,6 +291,11 @@ def _advance(
         else:
             cursor.next_sequence = name.sequence + 1
             kept.append(read)
+    for incarnation, sequence in passed.items():
+        cursor = cursors[incarnation]
+        if incarnation not in stopped:
+            cursor.next_sequence = sequence
+        cursor.ahead = [number for number in cursor.ahead if number >= cursor.next_sequence]
     return kept
 
 
