@@ -152,6 +152,9 @@ class LearnerConfig:
     groups_per_batch: int = 32
     window_tokens: int = 256
     """Tokens of a packed row, W. A longer trajectory is counted overlong, never cut."""
+    shorter_windows: tuple[int, ...] = ()
+    """Further sizes of windows, each below `window_tokens` and compiled by itself. A batch takes the smallest one that its
+    longest trajectory fits, so that short batches fill less with padding and hold less at a time. None with stages."""
     windows_per_microbatch: int = 2
     """Windows per data shard in one gradient accumulation."""
     max_windows: int = 64
@@ -168,6 +171,15 @@ class LearnerConfig:
         _require_range("learner.num_steps", self.num_steps, 1)
         _require_range("learner.groups_per_batch", self.groups_per_batch, 1)
         _require_range("learner.window_tokens", self.window_tokens, 16)
+        for size in self.shorter_windows:
+            _require_range("learner.shorter_windows", size, 16, self.window_tokens - 1)
+        _require(
+            list(self.shorter_windows) == sorted(set(self.shorter_windows)),
+            "learner.shorter_windows",
+            list(self.shorter_windows),
+            "rising sizes, each once",
+            "Sort them.",
+        )
         _require_range("learner.windows_per_microbatch", self.windows_per_microbatch, 1)
         _require_range("learner.max_windows", self.max_windows, self.windows_per_microbatch)
         _require_range("learner.updates_per_batch", self.updates_per_batch, 1)
@@ -423,7 +435,15 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _require_range("seed", self.seed, 0, 2**31 - 1)
-        self.mesh.check(self.model, self.learner.window_tokens)
+        for window_tokens in self.window_sizes:
+            self.mesh.check(self.model, window_tokens)
+        _require(
+            not self.learner.shorter_windows or self.mesh.stage == 1,
+            "learner.shorter_windows",
+            list(self.learner.shorter_windows),
+            "none with mesh.stage above 1",
+            "A pipeline takes one size of windows: leave them out.",
+        )
         limit = max(1, self.staleness.max_staleness)
         _require(
             self.learner.snapshot_interval_steps <= limit,
@@ -500,10 +520,10 @@ class RunConfig:
             "Every data shard runs at least one micro-batch.",
         )
         _require(
-            self.learner.updates_per_batch <= self.max_microbatches,
+            self.learner.updates_per_batch <= self.max_microbatches(self.learner.window_tokens),
             "learner.updates_per_batch",
             self.learner.updates_per_batch,
-            f"1 to {self.max_microbatches}, the micro-batches of the largest batch",
+            f"1 to {self.max_microbatches(self.learner.window_tokens)}, the micro-batches of the largest batch",
             "An update takes at least one: lower it, or learner.windows_per_microbatch.",
         )
         _require(
@@ -530,8 +550,12 @@ class RunConfig:
         return self.learner.windows_per_microbatch * self.mesh.data * self.mesh.fsdp
 
     @property
-    def max_microbatches(self) -> int:
-        """Of the largest batch that is compiled for: a whole one, every trajectory at `actor.context_tokens`."""
-        per_window = self.learner.window_tokens // self.actor.context_tokens
+    def window_sizes(self) -> tuple[int, ...]:
+        """Tokens of a window, rising: a batch takes one of them."""
+        return (*self.learner.shorter_windows, self.learner.window_tokens)
+
+    def max_microbatches(self, window_tokens: int) -> int:
+        """Of the largest batch that is compiled for at this size: a whole one, every trajectory as long as it may be there."""
+        per_window = window_tokens // min(window_tokens, self.actor.context_tokens)
         worst = max(-(-self.batch_trajectories // per_window), self.algorithm.group_size)
         return -(-max(self.learner.max_windows, worst) // self.microbatch_windows)

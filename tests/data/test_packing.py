@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunix_core.config_loading import load_recipe
-from tunix_core.data.packing import Layout, PackedArrays, best_fit, fit_groups, pack, window_counts
+from tunix_core.data.packing import Layout, PackedArrays, best_fit, fit_groups, pack, size_for, window_sizes
 
 
 def test_golden_layout() -> None:
@@ -135,12 +135,32 @@ def test_window_counts_cover_the_worst_batch() -> None:
             "actor.context_tokens": 32,
         },
     )
-    assert window_counts(config) == tuple(range(4, 33, 4))  # 64 trajectories, two a window
+    (size,) = window_sizes(config)
+    assert size == (64, tuple(range(4, 33, 4)))  # 64 trajectories, two a window
+
+
+def test_each_size_of_windows_covers_its_own_worst_batch() -> None:
+    """With a context of 48: in windows of 16 and 32 the worst are 64 trajectories that fill one each, in 96 two do."""
+    config = load_recipe(
+        "lookup",
+        {
+            "learner.max_windows": 4,
+            "learner.windows_per_microbatch": 4,
+            "learner.groups_per_batch": 8,
+            "algorithm.group_size": 8,
+            "learner.window_tokens": 96,
+            "learner.shorter_windows": [16, 32],
+            "actor.context_tokens": 48,
+        },
+    )
+    sizes = window_sizes(config)
+    assert [(size.tokens, size.counts[-1]) for size in sizes] == [(16, 64), (32, 64), (96, 32)]
+    assert [size_for(sizes, longest).tokens for longest in (0, 16, 17, 32, 33, 96)] == [16, 16, 32, 32, 96, 96]
 
 
 def test_no_surplus_count_where_max_windows_covers_it() -> None:
     overrides = {"learner.groups_per_batch": 2, "learner.window_tokens": 256, "actor.context_tokens": 64}
-    assert max(window_counts(load_recipe("lookup", overrides))) == 64
+    assert window_sizes(load_recipe("lookup", overrides))[-1].counts[-1] == 64
 
 
 @pytest.mark.parametrize(("max_windows", "expected"), [(1, 1), (2, 2), (3, 3), (0, 0)])

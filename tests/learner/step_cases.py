@@ -82,9 +82,11 @@ class Sequences:
     temperature: np.ndarray  # float32 [N]
     equal_version: np.ndarray  # bool [N]
 
-    def pack(self, num_windows: int | None = None, rewards: np.ndarray | None = None) -> PackedArrays:
+    def pack(
+        self, num_windows: int | None = None, rewards: np.ndarray | None = None, window_tokens: int = WINDOW_TOKENS
+    ) -> PackedArrays:
         """Into exactly as many windows as they need, or so many."""
-        layout = best_fit(self.lengths, WINDOW_TOKENS)
+        layout = best_fit(self.lengths, window_tokens)
         valid = np.arange(self.tokens.shape[1]) < self.lengths[:, None]
         return pack(
             layout,
@@ -97,7 +99,7 @@ class Sequences:
             equal_version=self.equal_version,
             rewards=None if rewards is None else rewards[valid],
             num_windows=layout.num_windows if num_windows is None else num_windows,
-            window_tokens=WINDOW_TOKENS,
+            window_tokens=window_tokens,
         )
 
 

@@ -33,7 +33,8 @@ class NumpyTrainer:
     """
 
     def __init__(self, *, step_seconds: float = 0.0, nonfinite_from: int | None = None) -> None:
-        self.compiled: list[int] = []
+        self.compiled: dict[int, int] = {}
+        """Tokens of a window -> windows."""
         self.batches: list[PackedArrays] = []
         self._step_seconds = step_seconds
         self._nonfinite_from = nonfinite_from
@@ -44,8 +45,8 @@ class NumpyTrainer:
     def reference(self, tensors: Mapping[str, np.ndarray]) -> Any:
         return tensors["weights"]
 
-    def compile(self, num_windows: int) -> None:
-        self.compiled.append(num_windows)
+    def compile(self, num_windows: int, window_tokens: int) -> None:
+        self.compiled[window_tokens] = num_windows
 
     def put(self, arrays: PackedArrays) -> Any:
         return arrays
@@ -53,7 +54,8 @@ class NumpyTrainer:
     def step(
         self, state: Any, reference: Any, batch: PackedArrays, denominator: np.ndarray
     ) -> tuple[Any, Mapping[str, Any]]:
-        assert batch.tokens.shape[0] <= max(self.compiled), "larger than what was compiled"
+        num_windows, window_tokens = batch.tokens.shape
+        assert num_windows <= self.compiled[window_tokens], "larger than what was compiled"
         assert denominator.sum() == batch.loss_mask.sum()
         assert reference.shape == (VOCAB,)
         self.batches.append(batch)
@@ -116,15 +118,16 @@ def write_shards(
     version: int = 0,
     per_shard: int = 2,
     incarnation: str = "a0",
+    longer: int = 0,
     shaped: Callable[[Trajectory], Trajectory] = lambda trajectory: trajectory,
 ) -> None:
-    """Groups `g<first>…`, whole groups per shard, from one writer that ends."""
+    """Groups `g<first>…`, whole groups per shard, from one writer that ends; trajectories have 8 to 14 tokens and `longer`."""
     writer = TrajectoryWriter(store, actor_id="actor_0_0", incarnation=incarnation)
     numbers = list(range(first, first + num_groups))
     for start in range(0, num_groups, per_shard):
         trajectories = []
         for number in numbers[start : start + per_shard]:
-            lengths = [8 + (number * 3) % 7, 9 + (number * 5) % 6]
+            lengths = [longer + 8 + (number * 3) % 7, longer + 9 + (number * 5) % 6]
             trajectories += make_group(f"g{number:04d}", version=version, lengths=lengths)
         writer.write([shaped(trajectory) for trajectory in trajectories])
     writer.close()

@@ -15,7 +15,7 @@ from tests.support.coordination import Service, on_all
 from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.ingestion import Ingestion
-from tunix_core.data.packing import window_counts
+from tunix_core.data.packing import window_sizes
 from tunix_core.data.rows import RowFetcher
 from tunix_core.data.sharing import ownership
 from tunix_core.distributed.hosts import Hosts, Share
@@ -61,7 +61,7 @@ class Side:
             run,
             self.buffer,
             NumpyTrainer(),
-            window_counts(run),
+            window_sizes(run),
             incarnation="gang",
             hosts=hosts,
             share=share,

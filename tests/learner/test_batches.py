@@ -9,6 +9,7 @@ import numpy as np
 from tests.data.support import make_rows, make_trajectory
 from tests.learner.support import make_config
 from tunix_core.data.groups import Group
+from tunix_core.data.packing import WindowSize
 from tunix_core.learner.batches import assemble
 
 
@@ -24,7 +25,7 @@ def test_only_trajectories_wholly_of_the_clocks_version_are_at_equal_version() -
     swapped = dataclasses.replace(swapped, token_policy_version=versions)
     rows = make_rows("trajectories/date=2026-11-30/hour=00/actor-a0-00000000.parquet", [own, swapped, old])
     group = Group(group_id="g", rows=rows, advantages=np.ones(3, np.float32), arrival=0, num_bytes=rows.num_bytes)
-    batch = assemble([group], 3, (1, 2, 3), make_config())
+    batch = assemble([group], 3, [WindowSize(make_config().learner.window_tokens, (1, 2, 3))], make_config())
     marked = [
         batch.arrays.equal_version[window, start : start + length].sum()
         for window, start, length in zip(batch.layout.window, batch.layout.start, lengths, strict=True)

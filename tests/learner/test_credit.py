@@ -13,6 +13,7 @@ from tests.learner.support import make_config
 from tunix_core.config import AlgorithmConfig
 from tunix_core.config_loading import load_recipe
 from tunix_core.data.buffer import ReplayBuffer
+from tunix_core.data.packing import WindowSize
 from tunix_core.learner.batches import assemble
 from tunix_core.learner.credit import group_advantages
 from tunix_core.rl.advantages import group_relative_advantages
@@ -77,7 +78,7 @@ def test_turns_of_a_group_through_the_batch(penalty: bool) -> None:
     last = 1.0 - (0.375 if penalty else 0.0)
     returns = np.array([0.5 + 0.5 * last, last, 0.0, -1.0 + 0.5 * 2.0, 2.0])
     wanted = (returns - returns.mean()) / (returns.std() + 1e-6)
-    batch = assemble([taken], 0, (4,), config)
+    batch = assemble([taken], 0, [WindowSize(config.learner.window_tokens, (4,))], config)
     for i, turns in enumerate(([wanted[0], wanted[1]], [wanted[2]], [wanted[3], wanted[4]])):
         start = batch.layout.start[i]
         own = batch.arrays.advantages[batch.layout.window[i], start : start + group[i].num_tokens]

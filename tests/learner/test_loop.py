@@ -16,7 +16,9 @@ from tests.learner.support import (
     open_run,
     write_shards,
 )
+from tunix_core.data.rows import RowFetcher
 from tunix_core.errors import ConfigError, Diverged, Fenced, Interrupted
+from tunix_core.learner.batches import batch_of_record
 from tunix_core.models.flops import update_flops
 from tunix_core.storage.checkpoints import CheckpointStore
 from tunix_core.storage.control import read_heartbeats, read_learner_signal, read_stop, request_stop
@@ -65,6 +67,25 @@ def test_a_run_from_first_step_to_last(tmp_path: Path) -> None:
     assert progress["peak_flops_per_second"] == 1e12
     assert progress["totals"]["num_violations"] == 0
     assert rows["staleness_mean"][:6].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_batch_takes_the_smallest_windows_that_hold_it(tmp_path: Path) -> None:
+    """Trajectories of the first groups have up to 14 tokens, of the others up to 22: a batch with those takes the larger."""
+    long = {"actor.context_tokens": 32, "learner.shorter_windows": [16], "learner.num_steps": 3}
+    store, config = open_run(tmp_path), make_config(**long)
+    write_shards(store, 3)
+    write_shards(store, 3, first=3, incarnation="a1", longer=8)
+    trainer = NumpyTrainer()
+    make_learner(store, config, trainer=trainer).run()
+    assert trainer.compiled == {16: 4, 32: 4}
+    records = read_steps(store, 0)
+    longest = [max(max(g["lengths"]) for g in record["groups"]) for record in records]
+    assert [record["window_tokens"] for record in records] == [16 if tokens <= 16 else 32 for tokens in longest]
+    assert {record["window_tokens"] for record in records} == {16, 32}
+    assert [batch.tokens.shape[1] for batch in trainer.batches] == [record["window_tokens"] for record in records]
+    again = [batch_of_record(record, RowFetcher(store), config).arrays for record in records]
+    for batch, replayed in zip(trainer.batches, again, strict=True):
+        np.testing.assert_array_equal(batch.tokens, replayed.tokens)
 
 
 def test_over_the_bound_nothing_is_consumed(tmp_path: Path) -> None:
@@ -195,14 +216,14 @@ def test_the_pool_may_begin_while_the_learner_compiles(tmp_path: Path) -> None:
     TrajectoryWriter(store, actor_id="actor_0_0", incarnation="a7")
 
     class SlowToCompile(NumpyTrainer):
-        def compile(self, num_windows: int) -> None:
+        def compile(self, num_windows: int, window_tokens: int) -> None:
             deadline = time.monotonic() + 20
             while time.monotonic() < deadline:
                 signal = read_learner_signal(store)
                 if signal is not None and signal.live_incarnations:
                     signals.append(signal)
                     break
-            super().compile(num_windows)
+            super().compile(num_windows, window_tokens)
 
     learner = make_learner(store, make_config(), trainer=SlowToCompile(), interrupted=lambda: True)
     with pytest.raises(Interrupted):

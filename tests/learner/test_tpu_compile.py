@@ -36,8 +36,8 @@ config = config_from_dict({"recipe": "tpu", **values})
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
 mesh = Mesh(np.array(devices).reshape(4, 1), ("data", "fsdp"))
 step = make_train_step(config, mesh)
-step.compile(8)
-text, memory = step._executable.as_text(), step._executable.memory_analysis()
+executable = step.lower(8).compile()
+text, memory = executable.as_text(), executable.memory_analysis()
 print(json.dumps({
     "kernels": text.count('custom_call_target="tpu_custom_call"'),
     "temporary_bytes": memory.temp_size_in_bytes,

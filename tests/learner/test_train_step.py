@@ -13,6 +13,8 @@ import pytest
 
 from tests.learner import step_cases
 from tests.learner.step_cases import (
+    MAX_TOKENS,
+    WINDOW_TOKENS,
     Expected,
     make_config,
     make_parameters,
@@ -178,6 +180,22 @@ def test_the_state_is_given_up_and_the_reference_kept() -> None:
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
     for kept in (params, reference):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(kept), make_parameters(1))
+
+
+def test_windows_of_another_size_give_the_same_update() -> None:
+    """11 trajectories of up to 16 tokens in windows of 24, and one or two to a window of 16."""
+    config = make_config()
+    step = make_train_step(config, make_mesh(config.mesh))
+    for window_tokens in (WINDOW_TOKENS, MAX_TOKENS):
+        step.compile(16, window_tokens)
+    wide, narrow = make_sequences().pack(), make_sequences().pack(window_tokens=MAX_TOKENS)
+    assert narrow.tokens.shape[1] == MAX_TOKENS < wide.tokens.shape[1]
+    state, metrics = update(step, wide)
+    other, other_metrics = update(step, narrow)
+    assert other_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+    for name, leaf in flatten_parameters(state.opt_state[1][0].mu).items():
+        found = flatten_parameters(other.opt_state[1][0].mu)[name]
+        np.testing.assert_allclose(found, leaf, atol=1e-5 * np.abs(leaf).max(), rtol=0, err_msg=name)
 
 
 def test_nothing_compiles_after_warm_up() -> None:

@@ -173,7 +173,7 @@ def test_windows_go_to_updates_by_micro_batches() -> None:
 
 def test_more_updates_than_micro_batches_are_refused() -> None:
     options = {"learner.max_windows": 20, "learner.windows_per_microbatch": 4, "learner.groups_per_batch": 1}
-    assert load_recipe("lookup", {**options, "learner.updates_per_batch": 5}).max_microbatches == 5
+    assert load_recipe("lookup", {**options, "learner.updates_per_batch": 5}).max_microbatches(256) == 5
     with pytest.raises(ConfigError, match=r"^learner.updates_per_batch: received 6, accepted 1 to 5"):
         load_recipe("lookup", {**options, "learner.updates_per_batch": 6})
     with pytest.raises(ConfigError, match=r"^learner.updates_per_batch"):

@@ -57,7 +57,7 @@ def test_only_adapters_are_trained_and_published(run: tuple[ObjectStore, RunConf
     assert manifest["gate"]["num_steps"] == 0, "a pretrained model that is good enough is not trained"
 
     trainer = DecoderTrainer(config)
-    trainer.compile(2)
+    trainer.compile(2, config.learner.window_tokens)
     state = trainer.initial_state(first)
     reference = trainer.reference(load_reference(store, config, {}))
     tokenizer = load_tokenizer(config.model)

@@ -4,8 +4,7 @@ Segment ids count from 1 in each window (0 is padding) and positions restart in 
 attention that respects segments sees every trajectory as if it stood alone.
 
 How many windows a batch needs varies; a batch is padded to whole micro-batches on every data shard.
-The largest one that is compiled for covers the worst case of a whole batch, every trajectory at
-`actor.context_tokens`: the batch is fixed, so it is never cut and never shrinks because its
+The largest one that is compiled for covers the worst case of a whole batch (`WindowSize`): the batch is fixed, so it is never cut and never shrinks because its
 trajectories got longer. Only shards written with a longer context than this run's can need more than
 that; then `fit_groups` says how many whole groups fit, and the caller puts the rest back.
 """
@@ -61,12 +60,28 @@ def best_fit(lengths: np.ndarray, window_tokens: int) -> Layout:
     return Layout(window, start, num_windows)
 
 
-def window_counts(config: RunConfig) -> tuple[int, ...]:
-    """The window counts that a batch is padded to, rising: multiples of a micro-batch on every data shard.
+class WindowSize(NamedTuple):
+    """What batches of one size of windows are padded to."""
 
-    The last one covers the worst case of a whole batch, every trajectory at `actor.context_tokens`.
-    """
-    return tuple(config.microbatch_windows * (i + 1) for i in range(config.max_microbatches))
+    tokens: int
+    """W"""
+    counts: tuple[int, ...]
+    """Rising: multiples of a micro-batch on every data shard. The last one, which is compiled, covers the worst case of a
+    whole batch, every trajectory as long as a window or an actor's context."""
+
+
+def window_sizes(config: RunConfig) -> tuple[WindowSize, ...]:
+    """Rising."""
+    unit = config.microbatch_windows
+    return tuple(
+        WindowSize(tokens, tuple(unit * (i + 1) for i in range(config.max_microbatches(tokens))))
+        for tokens in config.window_sizes
+    )
+
+
+def size_for(sizes: Sequence[WindowSize], longest: int) -> WindowSize:
+    """The smallest that holds a trajectory of so many tokens."""
+    return next(size for size in sizes if size.tokens >= longest)
 
 
 def fit_groups(group_lengths: Sequence[np.ndarray], window_tokens: int, max_windows: int) -> int:

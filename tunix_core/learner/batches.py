@@ -19,7 +19,7 @@ import numpy as np
 from tunix_core.config import RunConfig
 from tunix_core.data.buffer import FetchRows, group_state
 from tunix_core.data.groups import Group, trajectory_staleness
-from tunix_core.data.packing import Layout, PackedArrays, best_fit, pack
+from tunix_core.data.packing import Layout, PackedArrays, WindowSize, best_fit, pack, size_for
 from tunix_core.distributed.hosts import Share, whole_share
 from tunix_core.errors import CorruptObject
 from tunix_core.learner.credit import batch_advantages, token_rewards
@@ -72,6 +72,11 @@ class HostBatch:
     config: RunConfig
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """N and W."""
+        return self.num_windows, int(self.arrays.tokens.shape[1])
+
+    @property
     def policy_tokens(self) -> int:
         return int(self.figures.counts[:, 0].sum())
 
@@ -104,22 +109,27 @@ def share_of_one(config: RunConfig) -> Share:
     return whole_share(config.mesh.data * config.mesh.fsdp)
 
 
-def lay_out(groups: Sequence[Group], config: RunConfig, share: Share) -> Layout:
+def longest(groups: Sequence[Group]) -> int:
+    """Tokens of the longest trajectory; 0 of none."""
+    return max((int(group.rows.lengths.max(initial=0)) for group in groups), default=0)
+
+
+def lay_out(groups: Sequence[Group], window_tokens: int, share: Share) -> Layout:
     """Into this host's windows, by their numbers among all."""
-    own = best_fit(np.concatenate([g.rows.lengths for g in groups]), config.learner.window_tokens)
+    own = best_fit(np.concatenate([g.rows.lengths for g in groups]), window_tokens)
     window = share.global_windows(own.window)
     return Layout(window, own.start, int(window.max()) // share.num_shards * share.num_shards + share.num_shards)
 
 
-def assemble(groups: Sequence[Group], clock: int, counts: Sequence[int], config: RunConfig) -> HostBatch:
-    """Pack groups into the smallest compiled number of windows that holds them, alone.
+def assemble(groups: Sequence[Group], clock: int, sizes: Sequence[WindowSize], config: RunConfig) -> HostBatch:
+    """Pack groups into the smallest windows, and the smallest number of them, that hold them; alone.
 
     Args:
-        counts: compiled window counts, rising; the last one holds the groups.
+        sizes: rising; the last one holds the groups.
     """
-    share = share_of_one(config)
-    layout = lay_out(groups, config, share)
-    return build(groups, clock, layout, padded(layout.num_windows, counts), config, share)
+    share, size = share_of_one(config), size_for(sizes, longest(groups))
+    layout = lay_out(groups, size.tokens, share)
+    return build(groups, clock, layout, (padded(layout.num_windows, size.counts), size.tokens), config, share)
 
 
 def padded(num_windows: int, counts: Sequence[int]) -> int:
@@ -128,13 +138,15 @@ def padded(num_windows: int, counts: Sequence[int]) -> int:
 
 
 def build(
-    groups: Sequence[Group], clock: int, layout: Layout, num_windows: int, config: RunConfig, share: Share
+    groups: Sequence[Group], clock: int, layout: Layout, shape: tuple[int, int], config: RunConfig, share: Share
 ) -> HostBatch:
-    """This host's windows of a batch of `num_windows`.
+    """This host's windows of a batch.
 
     Args:
+        shape: windows and tokens of each, of the whole batch.
         layout: of all trajectories of the groups; those in windows of other hosts are left out.
     """
+    num_windows, window_tokens = shape
     window = share.local_windows(layout.window)
     mine = window >= 0
     everything = bool(mine.all())
@@ -166,7 +178,7 @@ def build(
         equal_version=(of_rows("version_min", np.int64) == clock) & (of_rows("version_max", np.int64) == clock),
         rewards=None if rewards is None else chosen(rewards, tokens),
         num_windows=share.num_own(num_windows),
-        window_tokens=config.learner.window_tokens,
+        window_tokens=window_tokens,
     )
     figures = Figures(
         counts=_counts(arrays, config, share),
@@ -237,7 +249,7 @@ def step_record(
     figures: Figures,
     *,
     clock: int,
-    num_windows: int,
+    shape: tuple[int, int],
     incarnation: str,
     seed: int,
     override: bool,
@@ -247,12 +259,15 @@ def step_record(
     Args:
         parts: of all feeds, in their order.
         figures: of the whole batch.
+        shape: its windows, and tokens of each.
     """
+    num_windows, window_tokens = shape
     return {
         "incarnation": incarnation,
         "rng": {"seed": seed, "step": clock},
         "groups": [group for part in parts for group in part["groups"]],
         "num_windows": num_windows,
+        "window_tokens": window_tokens,
         "layout": {
             "window": [window for part in parts for window in part["window"]],
             "start": [start for part in parts for start in part["start"]],
@@ -292,7 +307,8 @@ def batch_of_record(
             groups.append(group_of_record(entry, fetch, arrival))
             kept[of_group] = True
     layout = Layout(window[kept], start[kept], int(window.max()) + 1)
-    batch = complete(build(groups, record["clock"] - 1, layout, record["num_windows"], config, share))
+    shape = record["num_windows"], record.get("window_tokens", config.learner.window_tokens)
+    batch = complete(build(groups, record["clock"] - 1, layout, shape, config, share))
     # A group may lie in windows of two hosts, which both counted it.
     batch = dataclasses.replace(batch, figures=batch.figures._replace(num_groups=len(record["groups"])))
     if batch.policy_tokens != record["policy_tokens"]:

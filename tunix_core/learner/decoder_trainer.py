@@ -38,8 +38,8 @@ class DecoderTrainer:
     def reference(self, tensors: Mapping[str, np.ndarray]) -> Params:
         return self._step.put_reference(unflatten_parameters(self._config.model.base(), tensors))
 
-    def compile(self, num_windows: int) -> None:
-        self._step.compile(num_windows)
+    def compile(self, num_windows: int, window_tokens: int) -> None:
+        self._step.compile(num_windows, window_tokens)
 
     def put(self, arrays: PackedArrays) -> PlacedBatch:
         return self._step.put(arrays)

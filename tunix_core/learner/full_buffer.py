@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tunix_core.config import RunConfig
-from tunix_core.data.packing import window_counts
+from tunix_core.data.packing import window_sizes
 from tunix_core.data.rows import RowFetcher
 from tunix_core.errors import DataError
 from tunix_core.learner.batches import assemble, batch_of_record
@@ -66,16 +66,17 @@ def measure(
         raise DataError("step records: found none, accepted at least one. Measure a run that has trained.")
     fetch = RowFetcher(store)
     batches = itertools.cycle([batch_of_record(record, fetch, config) for record in records])
-    counts = window_counts(config)
+    sizes = window_sizes(config)
     trainer = DecoderTrainer(config)
-    trainer.compile(counts[-1])
+    for size in sizes:
+        trainer.compile(size.counts[-1], size.tokens)
     reference = trainer.reference(reference_tensors)
     state = trainer.initial_state(tensors)
 
     def step() -> int:
         nonlocal state
         batch = next(batches)
-        host = assemble(batch.groups, batch.clock, counts, config)
+        host = assemble(batch.groups, batch.clock, sizes, config)
         state, metrics = trainer.step(state, reference, trainer.put(host.arrays), host.denominator)
         float(metrics["loss"])  # blocks until the device is done
         return host.num_tokens

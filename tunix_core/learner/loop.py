@@ -19,7 +19,7 @@ import numpy as np
 from tunix_core.config import RunConfig
 from tunix_core.data.buffer import GroupAdvantages, ReplayBuffer
 from tunix_core.data.ingestion import Ingestion
-from tunix_core.data.packing import window_counts
+from tunix_core.data.packing import window_sizes
 from tunix_core.data.sharing import ownership
 from tunix_core.distributed.hosts import ALONE, Hosts, Share
 from tunix_core.errors import ConfigError, Diverged, Interrupted
@@ -86,7 +86,7 @@ class Learner:
         self._process = process
         self._interrupted = interrupted
         self._log = log
-        self._counts = window_counts(config)
+        self._sizes = window_sizes(config)
         self._buffer = ReplayBuffer(
             group_advantages=group_advantages,
             window_tokens=config.learner.window_tokens,
@@ -190,9 +190,11 @@ class Learner:
 
     def _warm_up(self) -> None:
         started = time.monotonic()
-        self._trainer.compile(self._counts[-1])
+        for size in self._sizes:
+            self._trainer.compile(size.counts[-1], size.tokens)
         self._observer.warmed_up()
-        self._log(f"compiled for up to {self._counts[-1]} windows in {time.monotonic() - started:.1f} s")
+        shapes = ", ".join(f"{size.counts[-1]} windows of {size.tokens} tokens" for size in self._sizes)
+        self._log(f"compiled for up to {shapes} in {time.monotonic() - started:.1f} s")
 
     def _replay(self) -> None:
         first = self.clock
@@ -228,7 +230,7 @@ class Learner:
             self._config,
             self._buffer,
             self._trainer,
-            self._counts,
+            self._sizes,
             incarnation=self._incarnation,
             hosts=self._hosts,
             share=self._share,

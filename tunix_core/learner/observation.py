@@ -78,7 +78,6 @@ class Observer:
             values,
             clock=clock,
             bound=self._config.staleness.max_staleness,
-            window_tokens=self._config.learner.window_tokens,
         )
         row |= batch_flops(host, self._config.model) | columns | self._ledger() | self._rates(busy)
         self._last_row = row

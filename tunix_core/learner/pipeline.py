@@ -22,7 +22,7 @@ from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.groups import Group
 from tunix_core.data.ingestion import Ingestion
-from tunix_core.data.packing import Layout, fit_groups
+from tunix_core.data.packing import Layout, WindowSize, fit_groups, size_for
 from tunix_core.data.rows import RowFetcher
 from tunix_core.distributed.hosts import ALONE, Hosts, Share
 from tunix_core.errors import StoreError
@@ -32,6 +32,7 @@ from tunix_core.learner.batches import (
     build,
     group_of_record,
     lay_out,
+    longest,
     padded,
     record_part,
     share_of_one,
@@ -99,7 +100,7 @@ class Preparer:
         config: RunConfig,
         buffer: ReplayBuffer,
         trainer: Trainer,
-        counts: Sequence[int],
+        sizes: Sequence[WindowSize],
         *,
         incarnation: str,
         hosts: Hosts = ALONE,
@@ -117,7 +118,7 @@ class Preparer:
         self._config = config
         self._buffer = buffer
         self._trainer = trainer
-        self._counts = counts
+        self._sizes = sizes
         self._incarnation = incarnation
         self._hosts = hosts
         self._share = share or share_of_one(config)
@@ -144,11 +145,11 @@ class Preparer:
             PeerLost: another host is gone.
         """
         started = self._monotonic()
-        groups, override = self._choose(clock, started)
+        groups, override, size = self._choose(clock, started)
         if groups is None:
             return None
         chosen = len(groups)
-        host, parts = self._packed(groups, clock)
+        host, parts = self._packed(groups, clock, size)
         packed = self._monotonic()
         device = jax.block_until_ready(self._trainer.put(host.arrays))
         placed = self._monotonic()
@@ -163,8 +164,9 @@ class Preparer:
 
     # ---- whether to step --------------------------------------------------------------------------
 
-    def _choose(self, clock: int, now: float) -> tuple[list[Group] | None, bool]:
-        """This feed's groups of an agreed batch (none on a host that does not lead its feed); whether it is an override."""
+    def _choose(self, clock: int, now: float) -> tuple[list[Group] | None, bool, WindowSize]:
+        """This feed's groups of an agreed batch (none on a host that does not lead its feed); whether it is an override; the
+        windows that all hosts' groups fit."""
         groups, status = self._candidate(clock) if self._share.leads else ([], None)
         answer = self._hosts.lead(
             "prepare",
@@ -175,13 +177,13 @@ class Preparer:
             self._buffer.settle(answer["news"])
         if answer["snapshot"]:
             self.snapshot_clock = clock
-        action = answer["action"]
+        action, size = answer["action"], size_for(self._sizes, answer["longest"])
         if action in ("step", "override"):
-            return groups, action == "override"
+            return groups, action == "override", size
         self._buffer.put_back(groups or ())
         self.stopped = action == "stop"
         self.state = "throttled" if action == "throttled" else "waiting"
-        return None, False
+        return None, False, size
 
     def _candidate(self, clock: int) -> tuple[list[Group] | None, dict[str, Any]]:
         """Reserved: within the limit of mean staleness where that can be, else what an override would step on."""
@@ -196,6 +198,7 @@ class Preparer:
             "enough": groups is not None,
             "within": within,
             "mean_staleness": taken.mean_staleness,
+            "longest": longest(groups or ()),
             "news": news,
         }
 
@@ -217,27 +220,27 @@ class Preparer:
                 self._throttle.reset()
         return {
             "action": action,
+            "longest": max(status["longest"] for status in feeds),
             "news": [status["news"] for status in feeds],
             "snapshot": payloads[0]["snapshot"] and action in ("waiting", "throttled"),
         }
 
     # ---- what is stepped on -----------------------------------------------------------------------
 
-    def _packed(self, groups: list[Group], clock: int) -> tuple[HostBatch, list[dict[str, Any]]]:
+    def _packed(self, groups: list[Group], clock: int, size: WindowSize) -> tuple[HostBatch, list[dict[str, Any]]]:
         """This host's windows, and (on host 0) the parts of all feeds for the record."""
-        learner, share, part = self._config.learner, self._share, None
+        share, part = self._share, None
         if share.leads:
-            largest = share.num_own(self._counts[-1])
-            num_fitting = fit_groups([g.rows.lengths for g in groups], learner.window_tokens, largest)
+            num_fitting = fit_groups([g.rows.lengths for g in groups], size.tokens, share.num_own(size.counts[-1]))
             self._buffer.put_back(groups[num_fitting:])
             groups = groups[:num_fitting]
-            layout = lay_out(groups, self._config, share)
+            layout = lay_out(groups, size.tokens, share)
             part = {"feed": share.feed, **record_part(groups, layout)}
         parts: list[dict[str, Any]] = []
 
         def join(payloads: list[Any]) -> dict[str, Any]:
             parts.extend(sorted((p for p in payloads if p is not None), key=lambda p: p["feed"]))
-            num_windows = padded(max(p["num_windows"] for p in parts), self._counts)
+            num_windows = padded(max(p["num_windows"] for p in parts), size.counts)
             return {"num_windows": num_windows, "parts": parts if None in payloads else None}
 
         answer = self._hosts.lead("prepare", part, join)
@@ -245,7 +248,7 @@ class Preparer:
             own = answer["parts"][share.feed]
             groups = [group_of_record(entry, self._fetch) for entry in own["groups"]]
             layout = Layout(np.array(own["window"], np.int32), np.array(own["start"], np.int32), own["num_windows"])
-        return build(groups, clock, layout, answer["num_windows"], self._config, share), parts
+        return build(groups, clock, layout, (answer["num_windows"], size.tokens), self._config, share), parts
 
     def _committed(
         self, host: HostBatch, parts: list[dict[str, Any]], override: bool, stop: threading.Event
@@ -258,7 +261,7 @@ class Preparer:
                 parts,
                 Figures.total(figures),
                 clock=host.clock,
-                num_windows=host.num_windows,
+                shape=host.shape,
                 incarnation=self._incarnation,
                 seed=self._config.seed,
                 override=override,

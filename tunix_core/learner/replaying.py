@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tunix_core.config import RunConfig
-from tunix_core.data.packing import window_counts
+from tunix_core.data.packing import window_sizes
 from tunix_core.data.rows import RowFetcher
 from tunix_core.errors import ConfigError, ObjectMissing
 from tunix_core.learner.batches import batch_of_record
@@ -54,7 +54,8 @@ def replay_step(store: ObjectStore, config: RunConfig, trainer: Trainer, referen
     records = read_steps(store, 0)
     if not 1 <= step <= len(records):
         raise ConfigError("--step", step, f"1 to {len(records)}, the steps of this run", "Choose one of them.")
-    trainer.compile(window_counts(config)[-1])
+    for size in window_sizes(config):
+        trainer.compile(size.counts[-1], size.tokens)
     start, state = _state_before(store, trainer, step)
     fetch = RowFetcher(store)
     metrics: Mapping[str, float] = {}

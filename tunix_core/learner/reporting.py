@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,16 +12,13 @@ from tunix_core.models.flops import reference_flops, update_flops
 from tunix_core.rl.staleness import histogram
 
 
-def step_row(
-    host: HostBatch, values: Mapping[str, float], *, clock: int, bound: int, window_tokens: int
-) -> dict[str, Any]:
+def step_row(host: HostBatch, values: Mapping[str, float], *, clock: int, bound: int) -> dict[str, Any]:
     """Figures of a batch and what the step returned.
 
     Args:
         values: scalars from the compiled step, under their own names.
         clock: after the step.
         bound: `max_staleness`; the histogram has a column for each staleness up to it, and a batch nothing above it.
-        window_tokens: W.
     """
     values, figures = dict(values), host.figures
     if values.get("equal_version_tokens") == 0:  # then the gap is unknown, not 0
@@ -38,7 +36,8 @@ def step_row(
         "num_tokens": host.num_tokens,
         "policy_tokens": host.policy_tokens,
         "num_windows": host.num_windows,
-        "window_fill": host.num_tokens / (host.num_windows * window_tokens),
+        "window_tokens": host.shape[1],
+        "window_fill": host.num_tokens / math.prod(host.shape),
     }
 
 

@@ -83,8 +83,9 @@ class TrainStep:
         self._head = value_head.fresh(config.model) if objective.has_values else None
         self._optimizer = optimizer
         parallel = parallel_of(mesh)
-        self._executable: Any = None
-        self._num_windows = 0
+        self._executables: dict[int, Any] = {}
+        self._num_windows: dict[int, int] = {}
+        """By tokens of a window."""
 
         trained = self._with_head(trained_parameters(config.model))
         self._param_specs = partition_specs(trained, parallel)
@@ -136,8 +137,8 @@ class TrainStep:
 
     @property
     def num_windows(self) -> int:
-        """Of the largest batch that it is compiled for."""
-        return self._num_windows
+        """Of the largest batch of the largest windows that it is compiled for."""
+        return self._num_windows[max(self._num_windows)]
 
     # ---- placement --------------------------------------------------------------------------------
 
@@ -194,12 +195,12 @@ class TrainStep:
         """
         share = share_of(self.mesh)
         num_windows, width = batch.tokens.shape
-        largest = share.num_own(self._num_windows)
-        if num_windows > largest or width != self.config.learner.window_tokens:
+        largest = {tokens: share.num_own(number) for tokens, number in self._num_windows.items()}
+        if num_windows > largest.get(width, 0):
             raise ConfigError(
                 "batch",
                 (num_windows, width),
-                f"at most {largest} windows of {self.config.learner.window_tokens} tokens",
+                " or ".join(f"at most {number} windows of {tokens} tokens" for tokens, number in largest.items()),
                 "Compile for larger batches, or take fewer groups.",
             )
         unit = self.config.learner.windows_per_microbatch * len(share.own)
@@ -209,7 +210,8 @@ class TrainStep:
 
     def _put_windows(self, array: np.ndarray, share: Share) -> jax.Array:
         """Padded to the compiled number of windows; row i lies on the i-th of this host's shards, in turn."""
-        num_own, per_shard = share.num_own(self._num_windows), self._num_windows // share.num_shards
+        num_windows = self._num_windows[array.shape[1]]
+        num_own, per_shard = share.num_own(num_windows), num_windows // share.num_shards
         padded = np.zeros((num_own, *array.shape[1:]), array.dtype)
         padded[: len(array)] = array
         dealt = padded.reshape(per_shard, len(share.own), *array.shape[1:]).swapaxes(0, 1)
@@ -219,13 +221,16 @@ class TrainStep:
         def of_device(index: Any) -> np.ndarray:
             return dealt[share.own.index((index[0].start or 0) // per_shard)]
 
-        shape = (self._num_windows, *array.shape[1:])
+        shape = (num_windows, *array.shape[1:])
         return jax.make_array_from_callback(shape, self._windows, of_device)
 
     # ---- execution --------------------------------------------------------------------------------
 
-    def lower(self, num_windows: int) -> Any:
+    def lower(self, num_windows: int, window_tokens: int = 0) -> Any:
         """The step as JAX's lowering, for batches of at most so many windows.
+
+        Args:
+            window_tokens: of one; 0: the configured size.
 
         Raises:
             ConfigError: it does not divide into micro-batches on every device.
@@ -238,7 +243,7 @@ class TrainStep:
                 f"a multiple of windows_per_microbatch * data shards = {unit}",
                 "Round it up.",
             )
-        shape = (num_windows, self.config.learner.window_tokens)
+        shape = (num_windows, window_tokens or self.config.learner.window_tokens)
         kinds = Batch(jnp.int32, jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.float32, jnp.float32, jnp.bool_)
         if self._head is not None:
             kinds = kinds._replace(rewards=jnp.float32)
@@ -253,10 +258,11 @@ class TrainStep:
         base = as_used(abstract_parameters(self.config.model.base()), self.config.model.compute_dtype)
         return self._abstract(base, self._reference_specs)
 
-    def compile(self, num_windows: int) -> None:
-        """Make the executable for batches of at most so many windows. Raises as `lower` does."""
-        self._executable = self.lower(num_windows).compile()
-        self._num_windows = num_windows
+    def compile(self, num_windows: int, window_tokens: int = 0) -> None:
+        """Make the executable for batches of at most so many windows of that size. Arguments and errors as of `lower`."""
+        width = window_tokens or self.config.learner.window_tokens
+        self._executables[width] = self.lower(num_windows, width).compile()
+        self._num_windows[width] = num_windows
 
     def __call__(
         self, state: TrainState, reference: Params | None, batch: PlacedBatch, denominator: np.ndarray | float
@@ -275,11 +281,11 @@ class TrainStep:
             whose loss or gradient was not finite: then parameters and optimizer state are those before it, and
             the step counts all the same.
         """
-        assert self._executable is not None, "compile before the first step"
         divisors = np.atleast_1d(np.asarray(denominator, np.float32))
         assert divisors.shape == (self.plan.num_updates,), f"one denominator per update, received {divisors.shape}"
         frozen = reference if self._objective.reads_reference else None
-        return self._executable(state, frozen, batch, _placed_copy(divisors, self._replicated))
+        execute = self._executables[batch.windows.tokens.shape[1]]
+        return execute(state, frozen, batch, _placed_copy(divisors, self._replicated))
 
     def held_out(self, state: TrainState, reference: Params | None, batch: PlacedBatch) -> Sums:
         """The objective's sums over a batch from `put`, at denominator 1, `loss` among them. Compiles at the first call."""

@@ -23,8 +23,8 @@ class Trainer(Protocol):
     def reference(self, tensors: Mapping[str, np.ndarray]) -> Any:
         """The weights of the KL reference on the device."""
 
-    def compile(self, num_windows: int) -> None:
-        """Make the executable for batches of at most so many windows; larger ones are refused later."""
+    def compile(self, num_windows: int, window_tokens: int) -> None:
+        """Make the executable for batches of at most so many windows of that size; others are refused later."""
 
     def put(self, arrays: PackedArrays) -> Any:
         """Onto the devices, as the compiled step takes it; of several hosts each puts its own windows on its own."""
