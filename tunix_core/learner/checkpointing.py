@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -74,6 +75,18 @@ def _under(host: int) -> str:
     return f"host-{host:05d}/"
 
 
+def _orbax() -> Any:
+    """A checkpointer of this process alone, which waits for no other."""
+    if jax.process_count() == 1:
+        return ocp.PyTreeCheckpointer()
+    own = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=None, active_processes={own}, barrier_sync_key_prefix=f"host{own}"
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
+
+
 def save(store: ObjectStore, checkpoint: Checkpoint, *, incarnation: str, hosts: Hosts = ALONE, feed: int = 0) -> None:
     """Write and upload; complete when this returns.
 
@@ -84,7 +97,7 @@ def save(store: ObjectStore, checkpoint: Checkpoint, *, incarnation: str, hosts:
     try:
         arrays, table = to_write(checkpoint.state)
         if hosts.alone:
-            with ocp.PyTreeCheckpointer() as checkpointer:
+            with _orbax() as checkpointer:
                 checkpointer.save(folder / "state", arrays)
         else:
             (folder / _PARTS).write_bytes(multifile.encode_tensors(arrays))
@@ -171,7 +184,7 @@ def _arrays(checkpoints: CheckpointStore, clock: int, host: int) -> dict[str, np
     with _downloaded(checkpoints, clock, f"{_under(host)}{_PARTS}") as path:
         if path.exists():
             return multifile.decode_tensors(path.read_bytes(), f"checkpoint {clock}, host {host}")
-    with _downloaded(checkpoints, clock, f"{_under(host)}state/") as folder, ocp.PyTreeCheckpointer() as checkpointer:
+    with _downloaded(checkpoints, clock, f"{_under(host)}state/") as folder, _orbax() as checkpointer:
         return {name: np.asarray(value) for name, value in checkpointer.restore(folder).items()}
 
 
