@@ -49,7 +49,7 @@ def on_all(hosts: list[Hosts], call: Callable[[Hosts], Any]) -> list[Any]:
         except Exception as error:
             results[host.index] = error
 
-    threads = [threading.Thread(target=run, args=(host,)) for host in hosts]
+    threads = [threading.Thread(target=run, args=(host,), daemon=True) for host in hosts]
     for thread in threads:
         thread.start()
     for thread in threads:

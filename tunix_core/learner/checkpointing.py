@@ -1,11 +1,14 @@
-"""Checkpoints of the learner: Orbax writes a local folder on each host, the store uploads them as one object.
+"""Checkpoints of the learner: each host writes a local folder, the store uploads them as one object.
 
-Under `host-<number>/`: the parts of the trainer's state (parameters, optimizer, step) that the host holds in `state/`,
-each array on one host only; the reader's cursors, the ledger and references to buffered rows of its feed in
+Under `host-<number>/`: the trainer's state (parameters, optimizer, step), of one host in `state/` by Orbax, of several
+the parts that each holds, none twice, in `state.safetensors`; the reader's cursors, the ledger and references to buffered rows of its feed in
 `buffer.json`; which trajectories its feed has seen in `seen.npz`. As metadata, for people and other processes, the
-ledger, the pacing state, the running totals and a table of the parts. Everything Orbax gets is a host copy in NumPy, so
-saving compiles nothing and the next step may overwrite the device's arrays meanwhile; no host waits in Orbax for
-another, and a state can be restored on another mesh by another number of hosts.
+ledger, the pacing state, the running totals and a table of the parts. All that is written is host copies in NumPy, so
+saving compiles nothing and the next step may overwrite the device's arrays meanwhile; hosts wait for each other only before the
+manifest, and a state can be restored on another mesh by another number of hosts.
+
+Orbax writes NumPy arrays of process 0 alone, and arrays of several processes only into a folder that all of them share and
+with barriers between them; so the parts of several hosts do without it.
 """
 
 from __future__ import annotations
@@ -29,12 +32,14 @@ import orbax.checkpoint as ocp
 from tunix_core.data.ledger import Ledger
 from tunix_core.distributed.hosts import ALONE, Hosts
 from tunix_core.errors import CorruptObject, ObjectMissing
+from tunix_core.storage import multifile
 from tunix_core.storage.checkpoints import CheckpointStore
 from tunix_core.storage.parts import Part, Parts, Tensors, to_write
 from tunix_core.storage.store import ObjectStore
 from tunix_core.threads import with_retries
 
 _FORMAT = 2
+_PARTS = "state.safetensors"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,18 +75,16 @@ def _under(host: int) -> str:
     return f"host-{host:05d}/"
 
 
-@contextlib.contextmanager
-def _checkpointer() -> Iterator[Any]:
-    """Orbax for this process alone: all processes are primary, of a folder of their own."""
+def _orbax() -> Any:
+    """A checkpointer of this process alone, which waits for no other."""
+    if jax.process_count() == 1:
+        return ocp.PyTreeCheckpointer()
     own = jax.process_index()
     options = ocp.options.MultiprocessingOptions(
-        primary_host=None if jax.process_count() > 1 else 0,
-        active_processes={own} if jax.process_count() > 1 else None,
-        barrier_sync_key_prefix=f"host{own}",
+        primary_host=None, active_processes={own}, barrier_sync_key_prefix=f"host{own}"
     )
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
-    with ocp.Checkpointer(handler, multiprocessing_options=options) as checkpointer:
-        yield checkpointer
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 def save(store: ObjectStore, checkpoint: Checkpoint, *, incarnation: str, hosts: Hosts = ALONE, feed: int = 0) -> None:
@@ -93,9 +96,11 @@ def save(store: ObjectStore, checkpoint: Checkpoint, *, incarnation: str, hosts:
     folder = Path(tempfile.mkdtemp(prefix="tunix-checkpoint-"))
     try:
         arrays, table = to_write(checkpoint.state)
-        if arrays:
-            with _checkpointer() as checkpointer:
+        if hosts.alone:
+            with _orbax() as checkpointer:
                 checkpointer.save(folder / "state", arrays)
+        else:
+            (folder / _PARTS).write_bytes(multifile.encode_tensors(arrays))
         np.savez(folder / "seen.npz", allow_pickle=False, **checkpoint.seen)
         (folder / "buffer.json").write_text(json.dumps(checkpoint.buffer))
         part = {
@@ -176,7 +181,10 @@ def _feed(checkpoints: CheckpointStore, clock: int, host: int) -> tuple[dict[str
 
 
 def _arrays(checkpoints: CheckpointStore, clock: int, host: int) -> dict[str, np.ndarray]:
-    with _downloaded(checkpoints, clock, f"{_under(host)}state/") as folder, _checkpointer() as checkpointer:
+    with _downloaded(checkpoints, clock, f"{_under(host)}{_PARTS}") as path:
+        if path.exists():
+            return multifile.decode_tensors(path.read_bytes(), f"checkpoint {clock}, host {host}")
+    with _downloaded(checkpoints, clock, f"{_under(host)}state/") as folder, _orbax() as checkpointer:
         return {name: np.asarray(value) for name, value in checkpointer.restore(folder).items()}
 
 
