@@ -50,6 +50,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         SCIENCE | STORAGE | JAX,
         {"rl", "distributed", "models", "pretrained", "storage", "data", "environments", "sinks"},
     ),
+    "tunix_core.planning": (SCIENCE | JAX, {"distributed", "models", "learner"}),
     "tunix_core.actor": (
         SCIENCE | STORAGE | JAX,
         {"rl", "distributed", "models", "pretrained", "storage", "data", "environments"},
@@ -70,6 +71,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "data",
             "environments",
             "learner",
+            "planning",
             "actor",
             "evaluation",
             "console",
