@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--search", action="store_true", help="list meshes for the slice, those that fit first")
     parser.add_argument("--limit", type=int, default=10, help="meshes that --search lists (%(default)s)")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="estimates only, in a second")
+    parser.add_argument("--hlo", type=Path, help="write the compiled program here")
     parser.add_argument("--json", type=Path, help="also write it here")
     return parser
 
@@ -81,7 +82,7 @@ def plan(arguments: argparse.Namespace) -> int:
             for one in found
         ]
     _require_all_devices(config.mesh, topology)
-    compiled = compile_for(config, topology) if arguments.compile else None
+    compiled = compile_for(config, topology, arguments.hlo) if arguments.compile else None
     made = make_plan(config, topology, compiled, arguments.segment)
     print(as_text(made))
     if arguments.json:

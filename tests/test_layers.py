@@ -23,6 +23,7 @@ BASE = {
     "algorithm_config",
     "mesh_config",
     "model_config",
+    "mesh_config",
     "config_loading",
     "validation",
     "paths",

@@ -41,9 +41,10 @@ def test_a_run_that_fits_says_so_and_writes_json(tmp_path: Path, capsys: pytest.
     written = json.loads(file.read_text())
     assert written["fits"] is True
     assert written["peak_bytes"] == written["estimate"]["total"]
-    # 70.6 billion parameters in float32, and twice that in moments.
-    assert written["estimate"]["parameters"] * 128 == pytest.approx(70.55e9 * 4, rel=0.01)
-    assert written["estimate"]["optimizer"] * 128 == pytest.approx(70.55e9 * 8, rel=0.01)
+    # 70.6 billion parameters, embedding and head once per stage; float32, and twice that in moments.
+    num_parameters = 70.55e9 + 3 * 2 * 128256 * 8192
+    assert written["estimate"]["parameters"] * 128 == pytest.approx(num_parameters * 4, rel=0.01)
+    assert written["estimate"]["optimizer"] * 128 == pytest.approx(num_parameters * 8, rel=0.01)
     assert written["work"]["bubble"] == 3 / (written["work"]["num_microbatches"] + 3)
     assert written["config"]["learner"]["window_tokens"] == 8192
 
@@ -103,7 +104,7 @@ def test_the_compilers_figure_stands_beside_the_estimate() -> None:
     assert "12 s (20 CPU-s), host memory 1.00 GiB, 5 kernels" in text
     num = plan.work.num_microbatches
     assert plan.to_dict()["compiled"]["collectives"] == [
-        {"kind": "all-gather", "axes": ("fsdp",), "count": 4 * num, "sent_bytes": 4000 * num}
+        {"kind": "all-gather", "axes": ("fsdp",), "times": 4 * num, "sent_bytes": 4000 * num}
     ]
 
 
@@ -130,6 +131,17 @@ def test_a_refusal_for_memory_gives_its_figures() -> None:
     plan = make_plan(small(mesh__fsdp=2), parse_topology("v5e:1x2"), compiled)
     assert not plan.fits
     assert "does NOT fit: 23.00 GiB of 15.75 GiB" in as_text(plan)
+
+
+def test_a_refusal_for_temporaries_counts_what_lies_there_too() -> None:
+    compiled = answered(
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (27.60G) exceeds "
+        "available HBM (15.75G)."
+    )
+    assert (compiled.temporary_bytes, compiled.limit_bytes) == (int(27.6 * GIB), int(15.75 * GIB))
+    plan = make_plan(small(mesh__fsdp=2), parse_topology("v5e:1x2"), compiled)
+    assert plan.peak_bytes == compiled.temporary_bytes + plan.budget.lasting
+    assert not plan.fits
 
 
 def test_another_refusal_is_an_error() -> None:

@@ -82,12 +82,12 @@ def test_remat_and_microbatches_are_advised_where_they_are_not_set() -> None:
 
 
 def test_the_bubble_is_that_of_the_schedule() -> None:
-    done = work(small(mesh__stage=4, learner__max_windows=64))
-    assert done.num_microbatches == 64
-    assert done.bubble == 3 / (64 + 3)
+    done = work(small(mesh__stage=4, learner__max_windows=128))
+    assert done.num_microbatches == 128
+    assert done.bubble == 3 / (128 + 3)
     assert work(small()).bubble == 0
     # Each update fills and drains the pipeline by itself.
-    assert work(small(mesh__stage=4, learner__updates_per_batch=4)).bubble == 3 / (16 + 3)
+    assert work(small(mesh__stage=4, learner__max_windows=128, learner__updates_per_batch=4)).bubble == 3 / (32 + 3)
 
 
 def test_work_counts_what_is_computed_again() -> None:

@@ -46,6 +46,11 @@ class Budget:
         return sum(dataclasses.asdict(self).values())
 
     @property
+    def lasting(self) -> int:
+        """What lies there between steps too."""
+        return self.parameters + self.optimizer + self.reference + self.batch
+
+    @property
     def largest(self) -> str:
         parts = dataclasses.asdict(self)
         return max(parts, key=lambda name: parts[name])

@@ -9,6 +9,7 @@ import json
 import resource
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,8 +26,12 @@ from tunix_core.planning.hlo import collectives
 KERNEL = 'custom_call_target="tpu_custom_call"'
 
 
-def compile_step(config: RunConfig, topology: str, num_slices: int) -> dict[str, Any]:
-    """Memory, collectives and kernels of the executable, or the compiler's refusal."""
+def compile_step(config: RunConfig, topology: str, num_slices: int, text_file: str = "") -> dict[str, Any]:
+    """Memory, collectives and kernels of the executable, or the compiler's refusal.
+
+    Args:
+        text_file: where to put the compiled program; empty: nowhere.
+    """
     slices = {"num_slices": num_slices} if num_slices > 1 else {}
     described = topologies.get_topology_desc(platform="tpu", topology_name=topology, **slices)
     step = make_train_step(config, make_mesh(config.mesh, described.devices))
@@ -37,6 +42,8 @@ def compile_step(config: RunConfig, topology: str, num_slices: int) -> dict[str,
         return {"refusal": str(error)}
     memory = executable.memory_analysis()
     text = executable.as_text()
+    if text_file:
+        Path(text_file).write_text(text)
     found = collectives(text, {axis: getattr(config.mesh, axis) for axis in AXES})
     return {
         "argument_bytes": memory.argument_size_in_bytes,
@@ -56,7 +63,7 @@ def compile_step(config: RunConfig, topology: str, num_slices: int) -> dict[str,
 def main() -> None:
     request = json.load(sys.stdin)
     began = time.monotonic()
-    found = compile_step(config_from_dict(request["config"]), request["topology"], request["num_slices"])
+    found = compile_step(config_from_dict(request.pop("config")), **request)
     used = resource.getrusage(resource.RUSAGE_SELF)
     found["wall_seconds"] = time.monotonic() - began
     found["cpu_seconds"] = used.ru_utime + used.ru_stime

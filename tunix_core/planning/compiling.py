@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from tunix_core.config import RunConfig
 from tunix_core.config_loading import config_to_dict
@@ -26,7 +27,10 @@ ENVIRONMENT = {
     "TPU_WORKER_ID": "0",
 }
 
-_REFUSAL = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
+_REFUSAL = re.compile(r"Used ([\d.]+[KMGT]) of ([\d.]+[KMGT]) hbm")
+_REFUSED_TEMPORARIES = re.compile(
+    r"required for HLO temporaries \(([\d.]+[KMGT])\) exceeds available HBM \(([\d.]+[KMGT])\)"
+)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -39,7 +43,7 @@ class Compiled:
     """What the compiler says of a device's program."""
 
     peak_bytes: int
-    """Of what is in HBM at once."""
+    """Of what is in HBM at once; 0: it refused the temporaries already."""
     limit_bytes: int = 0
     """What the compiler may use of HBM, where it refused; 0: it did not say."""
     argument_bytes: int = 0
@@ -58,8 +62,11 @@ class Compiled:
         return self.limit_bytes > 0
 
 
-def compile_for(config: RunConfig, topology: Topology) -> Compiled:
+def compile_for(config: RunConfig, topology: Topology, text_file: Path | None = None) -> Compiled:
     """The run's own train step, at the largest batch that its learner would compile.
+
+    Args:
+        text_file: where to put the compiled program (HLO).
 
     Raises:
         ConfigError: libtpu is not installed.
@@ -67,6 +74,8 @@ def compile_for(config: RunConfig, topology: Topology) -> Compiled:
     """
     require_package("libtpu", "tpu")
     request = {"config": config_to_dict(config), "topology": topology.name, "num_slices": topology.num_slices}
+    if text_file is not None:
+        request["text_file"] = str(text_file)
     done = subprocess.run(
         [sys.executable, "-m", "tunix_core.planning.compiled"],
         input=json.dumps(request),
@@ -91,11 +100,7 @@ def read_answer(line: str) -> Compiled:
     answer = json.loads(line)
     figures = {name: answer[name] for name in ("wall_seconds", "cpu_seconds", "host_bytes")}
     if "refusal" in answer:
-        found = _REFUSAL.search(answer["refusal"])
-        if found is None:
-            raise CompilationFailed(f"the compiler refused the step: {answer['refusal'][:3000]}")
-        used, limit = float(found[1]) * _UNITS[found[2]], float(found[3]) * _UNITS[found[4]]
-        return Compiled(peak_bytes=int(used), limit_bytes=int(limit), **figures)
+        return dataclasses.replace(_refused(answer["refusal"]), **figures)
     names = ("peak_bytes", "argument_bytes", "temporary_bytes", "program_bytes", "num_kernels")
     return Compiled(
         **figures,
@@ -106,3 +111,18 @@ def read_answer(line: str) -> Compiled:
             for kind, axes, results, *rest in answer["collectives"]
         ),
     )
+
+
+def _refused(message: str) -> Compiled:
+    """Its figures of memory."""
+    unknown = {"wall_seconds": 0.0, "cpu_seconds": 0.0, "host_bytes": 0}
+    if found := _REFUSAL.search(message):
+        return Compiled(peak_bytes=_amount(found[1]), limit_bytes=_amount(found[2]), **unknown)
+    if found := _REFUSED_TEMPORARIES.search(message):
+        used, limit = _amount(found[1]), _amount(found[2])
+        return Compiled(peak_bytes=0, temporary_bytes=used, limit_bytes=limit, **unknown)
+    raise CompilationFailed(f"the compiler refused the step: {message[:3000]}")
+
+
+def _amount(text: str) -> int:
+    return int(float(text[:-1]) * _UNITS[text[-1]])

@@ -1,7 +1,7 @@
 """Collectives in a compiled program's text: kind, mesh axes, bytes, and how often a step runs them.
 
-A loop whose bound is data (that over micro-batches) has no trip count in the text: what is inside says so, and runs
-once per micro-batch. Every branch of a conditional counts, so a stage that takes another one does less than is said here.
+A loop counts from 0 to a constant, or to a bound that is data (that over micro-batches): what is inside of the latter
+says so, and runs once per micro-batch. Every branch of a conditional counts, so a stage that takes another one does less than is said here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ _COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(-start)?\(")
 _ARRAY = re.compile(r"\b(pred|bf16|f\d+\w*|[su]\d+)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CHANNEL = re.compile(r"channel_id=(\d+)")
+_CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
+_CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
+_BELOW = re.compile(r"ROOT .* compare\(%?([\w.\-]+), %?([\w.\-]+)\), direction=LT")
+_CHAIN = re.compile(r'chain_id="(\d+)"')
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
@@ -49,7 +51,7 @@ class Collective(NamedTuple):
     results: tuple[Array, ...]
     sent_bytes: int
     """What a device sends each time, in a ring."""
-    count: int
+    times: int
     """Times per step, or per micro-batch."""
     per_microbatch: bool
 
@@ -59,7 +61,7 @@ class Total(NamedTuple):
 
     kind: str
     axes: tuple[str, ...]
-    count: int
+    times: int
     """In a step."""
     sent_bytes: int
     """By a device in a step."""
@@ -73,40 +75,47 @@ def _width(dtype: str) -> int:
 
 class _Call(NamedTuple):
     callee: str
-    trips: int
-    """0: not known."""
+    condition: str
+    """Of a loop, whose body the callee is."""
+    is_fused: bool
 
 
 class _Computation(NamedTuple):
     calls: list[_Call]
     collectives: list[str]
     """Lines."""
+    bound: dict[str, int]
+    """Of integer constants, and under "" of the loop that it is the condition of, where that is a constant."""
 
 
 def _computations(lines: Iterable[str]) -> tuple[str, dict[str, _Computation]]:
     """The entry's name, and all computations by name."""
     found: dict[str, _Computation] = {}
-    entry, current = "", _Computation([], [])
+    entry, current = "", _Computation([], [], {})
     for line in lines:
         if line and not line[0].isspace():
             if header := _HEADER.match(line):
-                current = found.setdefault(header[2], _Computation([], []))
+                current = found.setdefault(header[2], _Computation([], [], {}))
                 entry = header[2] if header[1] else entry
-            continue
-        if _COLLECTIVE.search(line):
+        elif _COLLECTIVE.search(line):
             current.collectives.append(line)
-            continue
-        if "=" not in line:
-            continue
-        called = _CALLED.findall(line)
-        if branches := _BRANCHES.search(line):
-            called += [name.strip().lstrip("%") for name in branches[1].split(",")]
-        trips = 1
-        if called and " while(" in line:
-            known = _TRIPS.search(line)
-            trips = int(known[1]) if known else 0
-        current.calls.extend(_Call(name, trips) for name in called)
+        elif constant := _CONSTANT.search(line):
+            current.bound[constant[1]] = int(constant[2])
+        elif below := _BELOW.search(line):
+            if below[2] in current.bound:
+                current.bound[""] = current.bound[below[2]]
+        elif "=" in line:
+            current.calls.extend(_calls(line))
     return entry, found
+
+
+def _calls(line: str) -> Iterator[_Call]:
+    loop = _CONDITION.search(line)
+    for name in _CALLED.findall(line):
+        yield _Call(name, loop[1] if loop else "", is_fused=" fusion(" in line)
+    if branches := _BRANCHES.search(line):
+        for name in branches[1].split(","):
+            yield _Call(name.strip().lstrip("%"), "", is_fused=False)
 
 
 def _groups(line: str) -> np.ndarray | None:
@@ -161,29 +170,30 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
         mesh: axis -> devices, in the order of the mesh.
     """
     entry, computations = _computations(text.splitlines())
-    seen: set[str] = set()
 
-    def walk(name: str, count: int, per_microbatch: bool) -> Iterator[Collective]:
+    def walk(name: str, count: int, per_microbatch: bool, chains: set[str]) -> Iterator[Collective]:
         if name not in computations:
             return
         for line in computations[name].collectives:
-            # A started and an awaited half may both name the computation that holds it.
-            channel = _CHANNEL.search(line)
-            key = f"{channel[1]} {count} {per_microbatch}" if channel else line
-            if key not in seen:
-                seen.add(key)
+            # A collective behind other work stands in several fusions, from its start to its end.
+            chain = _CHAIN.search(line)
+            if chain is None or chain[1] not in chains:
                 yield _collective(line, mesh, count, per_microbatch)
+            if chain is not None:
+                chains.add(chain[1])
         for call in computations[name].calls:
-            yield from walk(call.callee, count * max(1, call.trips), per_microbatch or call.trips == 0)
+            trips = computations[call.condition].bound.get("", 0) if call.condition in computations else 1
+            inner = chains if call.is_fused else set()
+            yield from walk(call.callee, count * max(1, trips), per_microbatch or trips == 0, inner)
 
-    return list(walk(entry, 1, False))
+    return list(walk(entry, 1, False, set()))
 
 
 def totals(found: Iterable[Collective], num_microbatches: int) -> list[Total]:
     """By kind and axes, the heaviest first."""
     counts: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
     for one in found:
-        times = one.count * (num_microbatches if one.per_microbatch else 1)
+        times = one.times * (num_microbatches if one.per_microbatch else 1)
         before = counts.get((one.kind, one.axes), (0, 0))
         counts[one.kind, one.axes] = (before[0] + times, before[1] + times * one.sent_bytes)
     return sorted((Total(*key, *value) for key, value in counts.items()), key=lambda total: -total.sent_bytes)

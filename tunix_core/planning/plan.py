@@ -29,7 +29,9 @@ class StepPlan:
     @property
     def peak_bytes(self) -> int:
         """Of a device: by the compiler, or else the estimate."""
-        return self.compiled.peak_bytes if self.compiled else self.budget.total
+        if self.compiled is None:
+            return self.budget.total
+        return self.compiled.peak_bytes or self.compiled.temporary_bytes + self.budget.lasting
 
     @property
     def limit_bytes(self) -> int:
@@ -109,10 +111,10 @@ def as_text(plan: StepPlan) -> str:
         mark = "" if name in ("parameters", "optimizer", "reference", "batch") else "  (estimate)"
         lines.append(f"  {name:12}{_gib(amount)}{mark}")
     lines.append(f"  {'total':12}{_gib(plan.budget.total)}  (estimate)")
-    if compiled and not compiled.refused:
+    if compiled and compiled.temporary_bytes:
         lines.append(f"  {'temporaries':12}{_gib(compiled.temporary_bytes)}  (compiler: gradients and activations)")
     if compiled:
-        lines.append(f"  {'peak':12}{_gib(compiled.peak_bytes)}  (compiler)")
+        lines.append(f"  {'peak':12}{_gib(plan.peak_bytes)}  (compiler)")
     lines += ["", *_work_lines(plan)]
     if compiled:
         lines += [
@@ -145,7 +147,7 @@ def _work_lines(plan: StepPlan) -> list[str]:
             "collectives of a device per step, by the compiled program (data-bound loops: once per micro-batch)"
         )
         lines += [
-            f"  {one.kind:20}{'+'.join(one.axes) or '-':14}{one.count:8} times{one.sent_bytes / 1e9:12.2f} GB sent"
+            f"  {one.kind:20}{'+'.join(one.axes) or '-':14}{one.times:8} times{one.sent_bytes / 1e9:12.2f} GB sent"
             for one in found
         ]
     else:
