@@ -22,10 +22,13 @@ from tunix_core.learner.train_step import make_optimizer
 from tunix_core.model_config import ModelConfig
 from tunix_core.models.decoder import default_chunk_tokens
 from tunix_core.models.parameters import Params, abstract_parameters, trained_parameters
-from tunix_core.models.partitioning import partition_specs, stored_reference
+from tunix_core.models.partitioning import is_product, map_named, partition_specs, stored_reference
 
 USABLE = 0.98
 """Of HBM, what the compiler leaves to a program (v5e: 15.75 of 16 GiB)."""
+
+
+GRADIENT_COPIES = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,9 @@ class Budget:
     reference: int
     batch: int
     gradients: int
-    """Their sum, and those of a micro-batch on their way into it."""
+    """Their sum so far, those of a micro-batch, and the new sum: the compiler does not add in place."""
+    casts: int
+    """Trained weights in the compute type, where that is another one: the compiler casts once per update."""
     activations: int
     """What the backward pass finds, the layer at work, gathered weights, chunks of logits, inputs held for a schedule."""
 
@@ -100,9 +105,21 @@ def budget(config: RunConfig) -> Budget:
         optimizer=sum(jax.tree.leaves(of_optimizer)),
         reference=_tree_bytes(reference, parallel),
         batch=_batch_bytes(config),
-        gradients=2 * parameters,
+        gradients=GRADIENT_COPIES * parameters,
+        casts=_tree_bytes(_cast(trained, config), parallel),
         activations=_activation_bytes(config, parallel),
     )
+
+
+def _cast(trained: Params, config: RunConfig) -> Params:
+    """The products among the trained weights, in the compute type."""
+    dtype = np.dtype(config.model.compute_dtype)
+
+    def cast(name: str, leaf: Any) -> Any:
+        is_other = is_product(name) and leaf.dtype != dtype
+        return jax.ShapeDtypeStruct(leaf.shape if is_other else (0,) * leaf.ndim, dtype)
+
+    return map_named(cast, trained)
 
 
 def _batch_bytes(config: RunConfig) -> int:

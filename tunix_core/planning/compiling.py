@@ -98,29 +98,22 @@ def read_answer(line: str) -> Compiled:
         CompilationFailed: it was refused for another reason than memory.
     """
     answer = json.loads(line)
-    figures = {name: answer[name] for name in ("wall_seconds", "cpu_seconds", "host_bytes")}
     if "refusal" in answer:
-        return dataclasses.replace(_refused(answer["refusal"]), **figures)
-    names = ("peak_bytes", "argument_bytes", "temporary_bytes", "program_bytes", "num_kernels")
-    return Compiled(
-        **figures,
-        **{name: answer[name] for name in names},
-        misplaced=tuple(answer["misplaced"]),
-        collectives=tuple(
-            Collective(kind, tuple(axes), tuple(Array(dtype, tuple(shape)) for dtype, shape in results), *rest)
-            for kind, axes, results, *rest in answer["collectives"]
-        ),
+        peak, temporary, limit = _refused(answer.pop("refusal"))
+        return Compiled(peak_bytes=peak, temporary_bytes=temporary, limit_bytes=limit, **answer)
+    found = tuple(
+        Collective(kind, tuple(axes), tuple(Array(dtype, tuple(shape)) for dtype, shape in results), *rest)
+        for kind, axes, results, *rest in answer.pop("collectives")
     )
+    return Compiled(collectives=found, misplaced=tuple(answer.pop("misplaced")), **answer)
 
 
-def _refused(message: str) -> Compiled:
-    """Its figures of memory."""
-    unknown = {"wall_seconds": 0.0, "cpu_seconds": 0.0, "host_bytes": 0}
+def _refused(message: str) -> tuple[int, int, int]:
+    """Bytes of all, of temporaries alone, and the limit; 0 where it does not say."""
     if found := _REFUSAL.search(message):
-        return Compiled(peak_bytes=_amount(found[1]), limit_bytes=_amount(found[2]), **unknown)
+        return _amount(found[1]), 0, _amount(found[2])
     if found := _REFUSED_TEMPORARIES.search(message):
-        used, limit = _amount(found[1]), _amount(found[2])
-        return Compiled(peak_bytes=0, temporary_bytes=used, limit_bytes=limit, **unknown)
+        return 0, _amount(found[1]), _amount(found[2])
     raise CompilationFailed(f"the compiler refused the step: {message[:3000]}")
 
 

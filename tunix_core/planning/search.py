@@ -13,6 +13,12 @@ from tunix_core.planning.budget import USABLE, Budget, budget
 from tunix_core.planning.chips import Topology
 from tunix_core.planning.work import work
 
+ESTIMATED_SHARE = 0.92
+"""Of the usable memory: an estimate above it does not count as fitting."""
+
+MAX_DOUBLINGS = 3
+"""Of a slice that does not suffice, when a larger one is advised."""
+
 HOST_CHIPS = 8
 """A tensor axis longer than this leaves a host's fast links, and is not proposed."""
 
@@ -48,7 +54,7 @@ def candidate(config: RunConfig, topology: Topology, segment_tokens: int = 0) ->
     return Candidate(
         config=config,
         budget=needed,
-        fits=needed.total <= usable_bytes(topology),
+        fits=needed.total <= ESTIMATED_SHARE * usable_bytes(topology),
         seconds=done.seconds(topology.chip, topology.num_devices),
         bubble=done.bubble,
     )
@@ -122,12 +128,12 @@ def advice(config: RunConfig, topology: Topology, needed_bytes: int = 0) -> list
         needed_bytes: by the compiler, in place of the estimate's total.
     """
     now = budget(config).total
-    above = max(0, needed_bytes - now)
-    """What the estimate leaves out."""
+    factor = max(1.0, needed_bytes / now)
+    """By which the estimate is short."""
 
     def change(text: str, config: RunConfig, topology: Topology) -> Change | None:
         needed = budget(config).total
-        fits = needed + above <= usable_bytes(topology)
+        fits = needed * factor <= ESTIMATED_SHARE * usable_bytes(topology)
         return Change(text=text, saved_bytes=now - needed, fits=fits) if needed < now else None
 
     found = []
@@ -138,8 +144,11 @@ def advice(config: RunConfig, topology: Topology, needed_bytes: int = 0) -> list
             continue
     if (other := _leanest(config, topology)) is not None:
         found.append(change(f"--mesh {described(other.config.mesh)}", other.config, topology))
-    larger = topology.doubled()
-    if (other := _leanest(config, larger)) is not None:
-        text = f"--topology {larger.name} --mesh {described(other.config.mesh)}"
-        found.append(change(text, other.config, larger))
+    larger = topology
+    for _ in range(MAX_DOUBLINGS):
+        larger = larger.doubled()
+        if (other := _leanest(config, larger)) is not None and other.fits:
+            text = f"--topology {larger.name} --mesh {described(other.config.mesh)}"
+            found.append(change(text, other.config, larger))
+            break
     return sorted((one for one in found if one), key=lambda one: (not one.fits, -one.saved_bytes))
