@@ -10,7 +10,13 @@ from tunix_core.planning.chips import parse_topology
 
 @pytest.mark.parametrize(
     ("text", "slices", "chips", "devices"),
-    [("v5p:4x4x8", 1, 128, 128), ("v5e:2x4", 2, 16, 16), ("tpu7x:2x2x1", 1, 4, 8), ("v6e:8x8", 1, 64, 64)],
+    [
+        ("v5p:4x4x8", 1, 128, 128),
+        ("v5e:2x4", 2, 16, 16),
+        ("tpu7x:2x2x1", 1, 4, 8),
+        ("v4:2x2x1", 1, 4, 8),
+        ("v6e:8x8", 1, 64, 64),
+    ],
 )
 def test_a_topology_counts_its_chips(text: str, slices: int, chips: int, devices: int) -> None:
     topology = parse_topology(text, slices)

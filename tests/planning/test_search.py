@@ -9,7 +9,7 @@ from tests.planning.test_budget import small
 from tunix_core.planning.budget import budget
 from tunix_core.planning.chips import parse_topology
 from tunix_core.planning.presets import planned_config
-from tunix_core.planning.search import advice, described, factorisations, search, usable_bytes
+from tunix_core.planning.search import advice, described, factorisations, search
 from tunix_core.planning.work import work
 
 
@@ -41,7 +41,7 @@ def test_what_fits_comes_first_and_by_time() -> None:
     fitting = [one for one in found if one.fits]
     assert found[: len(fitting)] == fitting != []
     assert [one.seconds for one in fitting] == sorted(one.seconds for one in fitting)
-    assert all(one.budget.total <= usable_bytes(topology) for one in fitting)
+    assert all(one.budget.total <= topology.chip.hbm_bytes for one in fitting)
     # Without an axis that splits them, a chip would hold 70 billion parameters.
     assert all(one.config.mesh.data < 128 for one in fitting)
 
@@ -70,7 +70,7 @@ def test_an_estimate_that_leaves_something_out_is_raised_by_the_compilers_figure
     topology = parse_topology("v5e:8x8")
     config = llama(fsdp=8, tensor=8)
     by_estimate = [one.text for one in advice(config, topology) if one.fits]
-    above = budget(config).total + 8 * usable_bytes(topology)
+    above = budget(config).total + 8 * topology.chip.hbm_bytes
     assert by_estimate
     assert not any(one.fits for one in advice(config, topology, above))
 

@@ -24,10 +24,6 @@ from tunix_core.models.decoder import default_chunk_tokens
 from tunix_core.models.parameters import Params, abstract_parameters, trained_parameters
 from tunix_core.models.partitioning import is_product, map_named, partition_specs, stored_reference
 
-USABLE = 0.98
-"""Of HBM, what the compiler leaves to a program (v5e: 15.75 of 16 GiB)."""
-
-
 GRADIENT_COPIES = 3
 
 

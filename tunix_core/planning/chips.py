@@ -20,7 +20,7 @@ class Chip:
     dimensions: int
     """Of the torus that its links make."""
     hbm_bytes: int
-    """Of a device."""
+    """That the compiler gives a program on a device."""
     peak_flops: float
     """bfloat16 operations per second of a device."""
     link_bytes_per_second: float
@@ -33,20 +33,27 @@ class Chip:
         return self.link_bytes_per_second / 2
 
 
-# Peak, HBM and ICI of v5p, v6e and TPU7x: https://docs.cloud.google.com/tpu/docs/tpu7x (a TPU7x chip is two devices).
-# v5e: https://docs.cloud.google.com/tpu/docs/v5e. v4: https://docs.cloud.google.com/tpu/docs/v4, its 2,400 Gb/s
-# of links per chip and direction as in arXiv:2304.01433.
+# Peak and links of v5p, v6e and TPU7x: https://docs.cloud.google.com/tpu/docs/tpu7x. v5e:
+# https://docs.cloud.google.com/tpu/docs/v5e. v4: https://docs.cloud.google.com/tpu/docs/v4, its links as in
+# arXiv:2304.01433. Memory is what libtpu 0.0.42 says when it refuses a program that is too large.
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip(name="v4", dimensions=3, hbm_bytes=32 * GIB, peak_flops=275e12, link_bytes_per_second=600e9),
-        Chip(name="v5e", dimensions=2, hbm_bytes=16 * GIB, peak_flops=197e12, link_bytes_per_second=400e9),
-        Chip(name="v5p", dimensions=3, hbm_bytes=95 * GIB, peak_flops=459e12, link_bytes_per_second=1200e9),
-        Chip(name="v6e", dimensions=2, hbm_bytes=32 * GIB, peak_flops=918e12, link_bytes_per_second=800e9),
+        Chip(
+            name="v4",
+            dimensions=3,
+            hbm_bytes=int(15.25 * GIB),
+            peak_flops=275e12 / 2,
+            link_bytes_per_second=300e9,
+            devices_per_chip=2,
+        ),
+        Chip(name="v5e", dimensions=2, hbm_bytes=int(15.75 * GIB), peak_flops=197e12, link_bytes_per_second=400e9),
+        Chip(name="v5p", dimensions=3, hbm_bytes=int(95.74 * GIB), peak_flops=459e12, link_bytes_per_second=1200e9),
+        Chip(name="v6e", dimensions=2, hbm_bytes=int(31.25 * GIB), peak_flops=918e12, link_bytes_per_second=800e9),
         Chip(
             name="tpu7x",
             dimensions=3,
-            hbm_bytes=96 * GIB,
+            hbm_bytes=int(94.75 * GIB),
             peak_flops=2307e12 / 2,
             link_bytes_per_second=600e9,
             devices_per_chip=2,

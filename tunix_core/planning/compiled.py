@@ -49,11 +49,7 @@ def compile_step(config: RunConfig, topology: str, num_slices: int, text_file: s
         "argument_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
         "program_bytes": memory.generated_code_size_in_bytes,
-        "peak_bytes": memory.argument_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.generated_code_size_in_bytes,
+        "peak_bytes": memory.peak_memory_in_bytes,
         "num_kernels": text.count(KERNEL),
         "collectives": found,
         "misplaced": misplaced(config, found),

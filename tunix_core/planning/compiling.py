@@ -27,9 +27,10 @@ ENVIRONMENT = {
     "TPU_WORKER_ID": "0",
 }
 
-_REFUSAL = re.compile(r"Used ([\d.]+[KMGT]) of ([\d.]+[KMGT]) hbm")
-_REFUSED_TEMPORARIES = re.compile(
-    r"required for HLO temporaries \(([\d.]+[KMGT])\) exceeds available HBM \(([\d.]+[KMGT])\)"
+_REFUSALS = (
+    re.compile(r"Used ([\d.]+[KMGT]) of ([\d.]+[KMGT]) hbm"),
+    # What it calls temporaries includes arguments and results.
+    re.compile(r"required for HLO temporaries \(([\d.]+[KMGT])\) exceeds available HBM \(([\d.]+[KMGT])\)"),
 )
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -43,7 +44,7 @@ class Compiled:
     """What the compiler says of a device's program."""
 
     peak_bytes: int
-    """Of what is in HBM at once; 0: it refused the temporaries already."""
+    """Of what is in HBM at once."""
     limit_bytes: int = 0
     """What the compiler may use of HBM, where it refused; 0: it did not say."""
     argument_bytes: int = 0
@@ -99,8 +100,8 @@ def read_answer(line: str) -> Compiled:
     """
     answer = json.loads(line)
     if "refusal" in answer:
-        peak, temporary, limit = _refused(answer.pop("refusal"))
-        return Compiled(peak_bytes=peak, temporary_bytes=temporary, limit_bytes=limit, **answer)
+        peak, limit = _refused(answer.pop("refusal"))
+        return Compiled(peak_bytes=peak, limit_bytes=limit, **answer)
     found = tuple(
         Collective(kind, tuple(axes), tuple(Array(dtype, tuple(shape)) for dtype, shape in results), *rest)
         for kind, axes, results, *rest in answer.pop("collectives")
@@ -108,12 +109,11 @@ def read_answer(line: str) -> Compiled:
     return Compiled(collectives=found, misplaced=tuple(answer.pop("misplaced")), **answer)
 
 
-def _refused(message: str) -> tuple[int, int, int]:
-    """Bytes of all, of temporaries alone, and the limit; 0 where it does not say."""
-    if found := _REFUSAL.search(message):
-        return _amount(found[1]), 0, _amount(found[2])
-    if found := _REFUSED_TEMPORARIES.search(message):
-        return 0, _amount(found[1]), _amount(found[2])
+def _refused(message: str) -> tuple[int, int]:
+    """Bytes that it needs, and may use."""
+    for pattern in _REFUSALS:
+        if found := pattern.search(message):
+            return _amount(found[1]), _amount(found[2])
     raise CompilationFailed(f"the compiler refused the step: {message[:3000]}")
 
 

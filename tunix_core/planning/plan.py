@@ -11,7 +11,7 @@ from tunix_core.planning.budget import Budget, budget
 from tunix_core.planning.chips import GIB, Topology
 from tunix_core.planning.compiling import Compiled
 from tunix_core.planning.hlo import Total, totals
-from tunix_core.planning.search import Candidate, Change, advice, described, usable_bytes
+from tunix_core.planning.search import Candidate, Change, advice, described
 from tunix_core.planning.work import Work, num_windows, work
 
 
@@ -29,15 +29,13 @@ class StepPlan:
     @property
     def peak_bytes(self) -> int:
         """Of a device: by the compiler, or else the estimate."""
-        if self.compiled is None:
-            return self.budget.total
-        return self.compiled.peak_bytes or self.compiled.temporary_bytes + self.budget.lasting
+        return self.compiled.peak_bytes if self.compiled else self.budget.total
 
     @property
     def limit_bytes(self) -> int:
         if self.compiled and self.compiled.refused:
             return self.compiled.limit_bytes
-        return usable_bytes(self.topology)
+        return self.topology.chip.hbm_bytes
 
     @property
     def fits(self) -> bool:

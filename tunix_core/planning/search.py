@@ -9,12 +9,12 @@ from typing import Any
 from tunix_core.config import RunConfig
 from tunix_core.errors import ConfigError
 from tunix_core.mesh_config import MeshConfig
-from tunix_core.planning.budget import USABLE, Budget, budget
+from tunix_core.planning.budget import Budget, budget
 from tunix_core.planning.chips import Topology
 from tunix_core.planning.work import work
 
 ESTIMATED_SHARE = 0.92
-"""Of the usable memory: an estimate above it does not count as fitting."""
+"""Of the memory: an estimate above it does not count as fitting."""
 
 MAX_DOUBLINGS = 3
 """Of a slice that does not suffice, when a larger one is advised."""
@@ -34,10 +34,6 @@ class Candidate:
     bubble: float
 
 
-def usable_bytes(topology: Topology) -> int:
-    return int(USABLE * topology.chip.hbm_bytes)
-
-
 def factorisations(number: int, num_parts: int) -> Iterator[tuple[int, ...]]:
     """All ordered ways to write it as a product of so many positive integers."""
     if num_parts == 1:
@@ -54,7 +50,7 @@ def candidate(config: RunConfig, topology: Topology, segment_tokens: int = 0) ->
     return Candidate(
         config=config,
         budget=needed,
-        fits=needed.total <= ESTIMATED_SHARE * usable_bytes(topology),
+        fits=needed.total <= ESTIMATED_SHARE * topology.chip.hbm_bytes,
         seconds=done.seconds(topology.chip, topology.num_devices),
         bubble=done.bubble,
     )
@@ -133,7 +129,7 @@ def advice(config: RunConfig, topology: Topology, needed_bytes: int = 0) -> list
 
     def change(text: str, config: RunConfig, topology: Topology) -> Change | None:
         needed = budget(config).total
-        fits = needed * factor <= ESTIMATED_SHARE * usable_bytes(topology)
+        fits = needed * factor <= ESTIMATED_SHARE * topology.chip.hbm_bytes
         return Change(text=text, saved_bytes=now - needed, fits=fits) if needed < now else None
 
     found = []
