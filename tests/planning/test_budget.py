@@ -47,7 +47,7 @@ def test_what_lies_there_between_steps_is_what_the_train_step_places(model: dict
     needed = budget(config)
     assert needed.parameters == bytes_of(state.params)
     assert needed.optimizer == bytes_of(state.opt_state)
-    assert needed.gradients == 3 * needed.parameters
+    assert needed.parameters < needed.gradients < 2 * needed.parameters
 
 
 def test_a_parameter_is_divided_by_the_axes_that_split_it() -> None:
@@ -90,7 +90,9 @@ def test_the_reference_lies_in_the_compute_type() -> None:
     assert whole.reference == whole.parameters
     halved = budget(small())
     assert halved.reference < 0.51 * whole.reference
-    assert (whole.casts, halved.casts) == (0, pytest.approx(halved.parameters / 2, rel=0.01))
+    assert whole.casts == 0
+    embedding = 512 * 256 * 4
+    assert halved.casts == pytest.approx((halved.parameters - embedding) / 2, rel=0.01)
 
 
 def test_every_part_counts_in_the_total() -> None:

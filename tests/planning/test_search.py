@@ -63,7 +63,7 @@ def test_a_run_that_is_too_large_gets_changes_that_were_computed() -> None:
     assert texts["model.lora_rank=16"].saved_bytes == budget(config).total - budget(adapters).total > 0
     assert texts["model.lora_rank=16"].fits
     assert not any("remat" in text for text in texts), "it is set already"
-    assert any(text.startswith("--topology v5e:16x16") and one.fits for text, one in texts.items())
+    assert any(text.startswith("--topology v5e:") and one.fits for text, one in texts.items())
 
 
 def test_an_estimate_that_leaves_something_out_is_raised_by_the_compilers_figure() -> None:

@@ -22,9 +22,7 @@ from tunix_core.learner.train_step import make_optimizer
 from tunix_core.model_config import ModelConfig
 from tunix_core.models.decoder import default_chunk_tokens
 from tunix_core.models.parameters import Params, abstract_parameters, trained_parameters
-from tunix_core.models.partitioning import is_product, map_named, partition_specs, stored_reference
-
-GRADIENT_COPIES = 3
+from tunix_core.models.partitioning import as_used, map_named, partition_specs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,9 +34,9 @@ class Budget:
     reference: int
     batch: int
     gradients: int
-    """Their sum so far, those of a micro-batch, and the new sum: the compiler does not add in place."""
+    """Their sum in float32, and those of a micro-batch as the weights are used."""
     casts: int
-    """Trained weights in the compute type, where that is another one: the compiler casts once per update."""
+    """Trained weights as they are used, where that is not as they are kept."""
     activations: int
     """What the backward pass finds, the layer at work, gathered weights, chunks of logits, inputs held for a schedule."""
 
@@ -80,7 +78,7 @@ def _shapes(config: RunConfig) -> tuple[Params, Any, Params]:
     if config.algorithm.has_value_head:
         trained = value_head.attached(trained, value_head.fresh(config.model))
     state = jax.eval_shape(make_optimizer(config.optimizer).init, trained)
-    return trained, state, stored_reference(abstract_parameters(config.model.base()), config.model.compute_dtype)
+    return trained, state, as_used(abstract_parameters(config.model.base()), config.model.compute_dtype)
 
 
 def budget(config: RunConfig) -> Budget:
@@ -96,26 +94,21 @@ def budget(config: RunConfig) -> Budget:
         transform_non_params=functools.partial(_bytes, parallel),
     )
     parameters = _tree_bytes(trained, parallel)
+    used = as_used(trained, config.model.compute_dtype, keep=("embedding",))
     return Budget(
         parameters=parameters,
         optimizer=sum(jax.tree.leaves(of_optimizer)),
         reference=_tree_bytes(reference, parallel),
         batch=_batch_bytes(config),
-        gradients=GRADIENT_COPIES * parameters,
-        casts=_tree_bytes(_cast(trained, config), parallel),
+        gradients=parameters + _tree_bytes(used, parallel),
+        casts=_tree_bytes(map_named(_if_cast, used), parallel),
         activations=_activation_bytes(config, parallel),
     )
 
 
-def _cast(trained: Params, config: RunConfig) -> Params:
-    """The products among the trained weights, in the compute type."""
-    dtype = np.dtype(config.model.compute_dtype)
-
-    def cast(name: str, leaf: Any) -> Any:
-        is_other = is_product(name) and leaf.dtype != dtype
-        return jax.ShapeDtypeStruct(leaf.shape if is_other else (0,) * leaf.ndim, dtype)
-
-    return map_named(cast, trained)
+def _if_cast(name: str, leaf: Any) -> Any:
+    is_cast = leaf.dtype != np.float32
+    return leaf if is_cast else jax.ShapeDtypeStruct((0,) * leaf.ndim, leaf.dtype)
 
 
 def _batch_bytes(config: RunConfig) -> int:

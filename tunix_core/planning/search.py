@@ -99,6 +99,11 @@ def _settings(config: RunConfig) -> Iterator[tuple[str, Callable[[], RunConfig]]
         )
     if config.model.compute_dtype != "bfloat16":
         yield "model.compute_dtype=bfloat16", lambda: _replaced(config, "model", compute_dtype="bfloat16")
+    if config.optimizer.first_moment_dtype != "bfloat16":
+        yield (
+            "optimizer.first_moment_dtype=bfloat16",
+            lambda: _replaced(config, "optimizer", first_moment_dtype="bfloat16"),
+        )
     if not config.model.lora_rank:
         yield "model.lora_rank=16", lambda: _replaced(config, "model", lora_rank=16)
     half = config.learner.window_tokens // 2
