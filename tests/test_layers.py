@@ -21,7 +21,6 @@ BASE = {
     "errors",
     "config",
     "algorithm_config",
-    "mesh_config",
     "model_config",
     "mesh_config",
     "config_loading",

@@ -22,7 +22,7 @@ from tunix_core.learner.train_step import make_optimizer
 from tunix_core.model_config import ModelConfig
 from tunix_core.models.decoder import default_chunk_tokens
 from tunix_core.models.parameters import Params, abstract_parameters, trained_parameters
-from tunix_core.models.partitioning import as_used, map_named, partition_specs
+from tunix_core.models.partitioning import as_used, partition_specs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,14 +101,14 @@ def budget(config: RunConfig) -> Budget:
         reference=_tree_bytes(reference, parallel),
         batch=_batch_bytes(config),
         gradients=parameters + _tree_bytes(used, parallel),
-        casts=_tree_bytes(map_named(_if_cast, used), parallel),
+        casts=_tree_bytes(jax.tree.map(_if_cast, used), parallel),
         activations=_activation_bytes(config, parallel),
     )
 
 
-def _if_cast(name: str, leaf: Any) -> Any:
-    is_cast = leaf.dtype != np.float32
-    return leaf if is_cast else jax.ShapeDtypeStruct((0,) * leaf.ndim, leaf.dtype)
+def _if_cast(leaf: Any) -> Any:
+    """The leaf, or one of no elements where it is used as it is kept."""
+    return leaf if leaf.dtype != np.float32 else jax.ShapeDtypeStruct((0,) * leaf.ndim, leaf.dtype)
 
 
 def _batch_bytes(config: RunConfig) -> int:
