@@ -12,9 +12,9 @@ import pytest
 from tasks.plan import EXIT_DOES_NOT_FIT, main
 from tests.planning.test_budget import small
 from tunix_core.console import cli
-from tunix_core.errors import EXIT_CONFIG
+from tunix_core.errors import EXIT_CONFIG, CompilationFailed
 from tunix_core.planning.chips import GIB, parse_topology
-from tunix_core.planning.compiling import CompilationFailed, Compiled, read_answer
+from tunix_core.planning.compiling import Compiled, read_answer
 from tunix_core.planning.hlo import Array, Collective
 from tunix_core.planning.plan import as_text, make_plan
 

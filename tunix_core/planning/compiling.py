@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tunix_core.config import RunConfig
 from tunix_core.config_loading import config_to_dict
-from tunix_core.errors import TunixError
+from tunix_core.errors import CompilationFailed
 from tunix_core.planning.chips import Topology
 from tunix_core.planning.hlo import Array, Collective
 from tunix_core.validation import require_package
@@ -33,10 +33,6 @@ _REFUSALS = (
     re.compile(r"required for HLO temporaries \(([\d.]+[KMGT])\) exceeds available HBM \(([\d.]+[KMGT])\)"),
 )
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-class CompilationFailed(TunixError):
-    """The compiler gave neither an executable nor a figure of memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
