@@ -1,7 +1,8 @@
 """Collectives in a compiled program's text: kind, mesh axes, bytes, and how often a step runs them.
 
 A loop counts from 0 to a constant, or to a bound that is data (that over micro-batches): what is inside of the latter
-says so, and runs once per micro-batch. Every branch of a conditional counts, so a stage that takes another one does less than is said here.
+says so, and runs once per micro-batch (a pipeline's draining fewer times). Every branch of a conditional counts, so a
+stage that takes another one does less than is said here.
 """
 
 from __future__ import annotations

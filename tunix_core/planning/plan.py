@@ -142,7 +142,8 @@ def _work_lines(plan: StepPlan) -> list[str]:
     found = plan.collectives
     if found:
         lines.append(
-            "collectives of a device per step, by the compiled program (data-bound loops: once per micro-batch)"
+            "collectives of a device per step, by the compiled program; all branches, and every loop that is bound by data, a "
+            "pipeline's draining too, once per micro-batch"
         )
         lines += [
             f"  {one.kind:20}{'+'.join(one.axes) or '-':14}{one.times:8} times{one.sent_bytes / 1e9:12.2f} GB sent"

@@ -86,7 +86,8 @@ def _traffic(config: RunConfig) -> dict[str, int]:
     whole = weights * width // mesh.tensor
     sent = {
         "fsdp": (forward + backward) * count * whole * (mesh.fsdp - 1) // mesh.fsdp,
-        "tensor": (forward + backward) * count * num_layers * 4 * stream * (mesh.tensor - 1) // mesh.tensor,
+        # Two gathers; two sums of which each device keeps its part, which the compiler makes all-reduces.
+        "tensor": (forward + backward) * count * num_layers * (2 + 2 * 2) * stream * (mesh.tensor - 1) // mesh.tensor,
         "stage": (2 + passes) * count * stream // mesh.tensor if mesh.stage > 1 else 0,
         "data": 2 * 4 * (whole // width) // mesh.fsdp * (mesh.data - 1) // mesh.data,
     }
