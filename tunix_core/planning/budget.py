@@ -55,6 +55,16 @@ class Budget:
         return max(parts, key=lambda name: parts[name])
 
 
+def num_microbatches(config: RunConfig) -> int:
+    """Of the largest batch, which the learner compiles for; on each data shard."""
+    return config.max_microbatches
+
+
+def num_windows(config: RunConfig) -> int:
+    """Of that batch, over all data shards."""
+    return num_microbatches(config) * config.microbatch_windows
+
+
 def parallel_for(config: RunConfig) -> Parallel:
     mesh = config.mesh
     return Parallel(mesh.data, mesh.fsdp, mesh.stage, mesh.tensor)
@@ -112,7 +122,7 @@ def _if_cast(leaf: Any) -> Any:
 
 
 def _batch_bytes(config: RunConfig) -> int:
-    tokens = config.max_microbatches * config.learner.windows_per_microbatch * config.learner.window_tokens
+    tokens = num_microbatches(config) * config.learner.windows_per_microbatch * config.learner.window_tokens
     arrays = 6 * 4 + 2 * 1 + 4 * config.algorithm.has_value_head
     kept = 2 * 4 * (1 + (config.learner.updates_per_batch > 1))  # log probabilities and entropy
     return tokens * (arrays + kept)
@@ -129,7 +139,7 @@ def _activation_bytes(config: RunConfig, parallel: Parallel) -> int:
     kept = {"layer": stream, "matmuls": stream + of_layer, "none": stream + of_layer}[model.remat]
     held = 0
     if parallel.stage > 1:
-        held = config.max_microbatches if config.mesh.schedule == "gpipe" else 2 * parallel.stage - 1
+        held = num_microbatches(config) if config.mesh.schedule == "gpipe" else 2 * parallel.stage - 1
     chunk = min(model.logprob_chunk_tokens or default_chunk_tokens(model.vocab_size), tokens)
     logits = 3 * 4 * chunk * model.vocab_size // tensor
     hidden = 3 * tokens * model.model_width * width  # before the head, whole along tensor, and its gradient

@@ -20,6 +20,7 @@ from tunix_core.config_loading import config_from_dict
 from tunix_core.distributed.mesh import make_mesh
 from tunix_core.distributed.parallel import AXES
 from tunix_core.learner.train_step import make_train_step
+from tunix_core.planning.budget import num_windows
 from tunix_core.planning.gathers import misplaced
 from tunix_core.planning.hlo import collectives
 
@@ -35,7 +36,7 @@ def compile_step(config: RunConfig, topology: str, num_slices: int, text_file: s
     slices = {"num_slices": num_slices} if num_slices > 1 else {}
     described = topologies.get_topology_desc(platform="tpu", topology_name=topology, **slices)
     step = make_train_step(config, make_mesh(config.mesh, described.devices))
-    lowered = step.lower(config.max_microbatches * config.microbatch_windows)
+    lowered = step.lower(num_windows(config))
     try:
         executable = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

@@ -7,12 +7,12 @@ from typing import Any
 
 from tunix_core.config import RunConfig
 from tunix_core.config_loading import config_to_dict
-from tunix_core.planning.budget import Budget, budget
+from tunix_core.planning.budget import Budget, budget, num_windows
 from tunix_core.planning.chips import GIB, Topology
 from tunix_core.planning.compiling import Compiled
 from tunix_core.planning.hlo import Total, totals
 from tunix_core.planning.search import Candidate, Change, advice, described
-from tunix_core.planning.work import Work, num_windows, work
+from tunix_core.planning.work import Work, work
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tunix_core.config import RunConfig
 from tunix_core.models.flops import attention_flops, product_flops, reference_flops, update_flops
-from tunix_core.planning.budget import layer_shapes
+from tunix_core.planning.budget import layer_shapes, num_microbatches, num_windows
 from tunix_core.planning.chips import Chip
 
 
@@ -37,11 +37,6 @@ class Work:
         return compute + sum(self.sent_bytes.values()) / chip.send_bytes_per_second
 
 
-def num_windows(config: RunConfig) -> int:
-    """Of the largest batch, which the learner compiles for."""
-    return config.max_microbatches * config.microbatch_windows
-
-
 def work(config: RunConfig, segment_tokens: int = 0) -> Work:
     """
     Args:
@@ -60,13 +55,13 @@ def work(config: RunConfig, segment_tokens: int = 0) -> Work:
     own = update_flops(model, lengths)
     reference = reference_flops(model, lengths)
     several = config.learner.updates_per_batch > 1
-    per_update = config.max_microbatches // config.learner.updates_per_batch
+    per_update = num_microbatches(config) // config.learner.updates_per_batch
     return Work(
         model_flops=own,
         reference_flops=reference,
         executed_flops=own + reference + again + head + (of_layers if stages > 1 else 0) + (forward if several else 0),
         sent_bytes=_traffic(config),
-        num_microbatches=config.max_microbatches,
+        num_microbatches=num_microbatches(config),
         bubble=(stages - 1) / (max(1, per_update) + stages - 1),
     )
 
@@ -74,7 +69,7 @@ def work(config: RunConfig, segment_tokens: int = 0) -> Work:
 def _traffic(config: RunConfig) -> dict[str, int]:
     """What a device sends along each axis."""
     model, mesh = config.model, config.mesh
-    count, width = config.max_microbatches, np.dtype(model.compute_dtype).itemsize
+    count, width = num_microbatches(config), np.dtype(model.compute_dtype).itemsize
     tokens = config.learner.windows_per_microbatch * config.learner.window_tokens
     num_layers = model.num_layers // mesh.stage
     stream = tokens * model.model_width * width
