@@ -87,12 +87,17 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError("recipe", recipe, "valid TOML", f"{error}.") from error
-    for key, value in (overrides or {}).items():
+    return config_from_dict({"recipe": Path(recipe).stem, **overridden(values, overrides or {})})
+
+
+def overridden(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with `section.field` (or a top-level field) set to what `overrides` says; changed in place."""
+    for key, value in overrides.items():
         section, _, field = key.rpartition(".")
         target = values.setdefault(section, {}) if section else values
         require(isinstance(target, dict), key, value, "section.field", "No such section.")
         target[field] = value
-    return config_from_dict({"recipe": Path(recipe).stem, **values})
+    return values
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:

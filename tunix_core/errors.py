@@ -90,6 +90,10 @@ class Diverged(TunixError):
     exit_code = EXIT_DIVERGED
 
 
+class CompilationFailed(TunixError):
+    """A compiler gave neither an executable nor a figure of memory."""
+
+
 class Interrupted(TunixError):
     """A stop was asked for before the work was done."""
 

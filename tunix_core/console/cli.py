@@ -175,10 +175,14 @@ def _parser() -> argparse.ArgumentParser:
     imported = commands.add_parser("import-model", help="a pretrained model into a store, verified tensor by tensor")
     imported.add_argument("--source", required=True, help="a Hugging Face folder, or a .gguf file")
     imported.add_argument("--to", required=True, help="URI of the model folder, new or holding the same model")
+    commands.add_parser("plan", add_help=False, help="a run on a described TPU slice: memory, work, what to change")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["plan"]:  # it needs JAX, which this process does without
+        return _task("plan", *argv[1:])
     arguments = _parser().parse_args(argv)
     console = Console()
     if arguments.command == "import-model":

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tunix_core.config import MeshConfig
@@ -14,14 +17,14 @@ from tunix_core.errors import ConfigError
 REPLICATED = PartitionSpec()
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """A mesh over all devices of all processes.
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh over `devices`, by default all of all processes. Slices of a TPU are joined along `data`.
 
     Raises:
-        ConfigError: the axes' product is not the number of devices.
+        ConfigError: the axes' product is not the number of devices, or `data` not a multiple of the slices.
     """
     shape = tuple(getattr(config, axis) for axis in AXES)
-    devices = jax.devices()
+    devices = jax.devices() if devices is None else devices
     if math.prod(shape) != len(devices):
         raise ConfigError(
             "mesh",
@@ -29,7 +32,27 @@ def make_mesh(config: MeshConfig) -> Mesh:
             f"axes whose product is the number of devices, {len(devices)}",
             "Change the axes of mesh, or the devices that the process sees.",
         )
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    kinds = (AxisType.Auto,) * len(AXES)
+    if devices[0].platform == "tpu":
+        return Mesh(_along_links(shape, devices), AXES, axis_types=kinds)
+    return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
+
+
+def _along_links(shape: tuple[int, ...], devices: Sequence[Any]) -> Any:
+    """TPU devices `[data, fsdp, stage, tensor]`, neighbours in the mesh near each other in the torus.
+
+    An axis may take part of a dimension of the torus, as fsdp = tensor = 8 of 4x4x4 do.
+    """
+    num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if num_slices == 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    if shape[0] % num_slices:
+        raise ConfigError(
+            "mesh.data", shape[0], f"a multiple of the {num_slices} slices", "Other axes stay inside a slice's links."
+        )
+    inside = (shape[0] // num_slices, *shape[1:])
+    across = (num_slices, 1, 1, 1)
+    return mesh_utils.create_hybrid_device_mesh(inside, across, devices, allow_split_physical_axes=True)
 
 
 def parallel_of(mesh: Mesh) -> Parallel:

@@ -136,6 +136,8 @@ def _alone(pipeline: Pipeline, params: Tree, count: Any, combine: Callable[[Tree
 
     def body(i: Any, total: _Total) -> _Total:
         loss, gradient, extra = evaluate(i)
+        # Without it libtpu 0.0.42 fails on a sum over fsdp that is cast before it is added (a RET_CHECK, no refusal).
+        gradient = jax.lax.optimization_barrier(gradient)
         return total[0] + loss, jax.tree.map(jnp.add, total[1], gradient), combine(total[2], extra)
 
     loss, gradient, extra = jax.eval_shape(evaluate, 0)
