@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.coordination import Service, on_all
 from tunix_core.distributed.hosts import ALONE, Hosts, Share, _share, whole_share
+from tunix_core.distributed.parallel import Parallel
 from tunix_core.errors import ConfigError, PeerLost
 from tunix_core.meeting import Meeting, meeting_of
 
@@ -139,3 +141,10 @@ def test_half_a_description_is_refused(change: dict[str, str], field: str) -> No
     with pytest.raises(ConfigError) as refused:
         meeting_of(LIST | change)
     assert refused.value.field == field
+
+
+def test_the_order_of_mesh_axes_is_no_matter_of_hashes() -> None:
+    """A set of names iterates in another order in every process; two hosts then wait for each other's collectives."""
+    parallel = Parallel(data=2, fsdp=2, stage=2, tensor=2)
+    for axes in itertools.permutations(("tensor", "stage", "data")):
+        assert parallel.active(axes) == ("data", "stage", "tensor")

@@ -43,7 +43,7 @@ def as_varying(x: jax.Array, like: jax.Array) -> jax.Array:
 def varying_axes(x: Any) -> tuple[str, ...]:
     """Of an array, or of what `jax.eval_shape` says of it."""
     kind = x.manual_axis_type if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x).manual_axis_type
-    return tuple(kind.varying) if kind else ()
+    return tuple(sorted(kind.varying)) if kind else ()
 
 
 def zeros_of(shapes: Any, dtype: Any = None, *, num_rows: int | None = None) -> Any:
@@ -80,8 +80,10 @@ class Parallel:
     tensor: int = 1
 
     def active(self, axes: Iterable[str] = AXES) -> tuple[str, ...]:
-        """Those of `axes` with more than one device."""
-        return tuple(axis for axis in axes if getattr(self, axis) > 1)
+        """Those of `axes` with more than one device, in the mesh's order whatever theirs: a set's differs from process to
+        process, and then their programs do, and their collectives never meet."""
+        chosen = set(axes)
+        return tuple(axis for axis in AXES if axis in chosen and getattr(self, axis) > 1)
 
     @property
     def num_window_shards(self) -> int:
