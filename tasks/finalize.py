@@ -26,12 +26,16 @@ from tunix_core.storage.policies import PolicyStore
 FULL_BUFFER_SECONDS = 15.0
 
 
-def _full_buffer_rate(task: Task, version: int) -> float:
-    """Measured where the learner ran: on its CPUs."""
+def _full_buffer_rate(task: Task, version: int) -> float | None:
+    """Measured where the learner ran: on its CPUs. None where its mesh reaches over several hosts."""
     from tunix_core.distributed.compilation import enable_compilation_cache
+    from tunix_core.distributed.mesh import has_mesh
     from tunix_core.learner.full_buffer import measure
     from tunix_core.learner.weights import load_reference
 
+    if not has_mesh(task.config.mesh):
+        task.log("full buffer: not measured, since the learner's mesh reaches over several hosts")
+        return None
     enable_compilation_cache()
     tensors, _ = PolicyStore(task.store).load(version)
     reference = load_reference(task.store, task.config, task.extra)

@@ -15,6 +15,7 @@ from typing import Any
 
 from tunix_core.config_loading import parse_overrides
 from tunix_core.errors import ConfigError, TunixError, report_error
+from tunix_core.validation import require_range
 
 EXIT_DOES_NOT_FIT = 3
 
@@ -54,6 +55,8 @@ def plan(arguments: argparse.Namespace) -> int:
     from tunix_core.planning.presets import parse_mesh, planned_config
     from tunix_core.planning.search import described, search
 
+    require_range("--segment", arguments.segment, 0)
+    require_range("--limit", arguments.limit, 1)
     topology = parse_topology(arguments.topology, arguments.slices)
     overrides = _overrides(arguments)
     written: dict[str, Any] = {}

@@ -154,7 +154,7 @@ class LearnerConfig:
     """Tokens of a packed row, W. A longer trajectory is counted overlong, never cut."""
     shorter_windows: tuple[int, ...] = ()
     """Further sizes of windows, each below `window_tokens` and compiled by itself. A batch takes the smallest one that its
-    longest trajectory fits, so that short batches fill less with padding and hold less at a time. None with stages."""
+    longest trajectory fits, so that short batches fill less with padding and hold less at a time. None with stages; warm start and fine-tuning have the one size."""
     windows_per_microbatch: int = 2
     """Windows per data shard in one gradient accumulation."""
     max_windows: int = 64
@@ -435,8 +435,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _require_range("seed", self.seed, 0, 2**31 - 1)
-        for window_tokens in self.window_sizes:
-            self.mesh.check(self.model, window_tokens)
+        self.mesh.check(self.model, self.learner.window_tokens)
+        for window_tokens in self.learner.shorter_windows:
+            self.mesh.check(self.model, window_tokens, "learner.shorter_windows")
         _require(
             not self.learner.shorter_windows or self.mesh.stage == 1,
             "learner.shorter_windows",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from tunix_core.errors import ConfigError
 from tunix_core.model_config import ModelConfig
-from tunix_core.validation import require_choice, require_range
+from tunix_core.validation import require, require_choice, require_range
 
 Schedule = Literal["1f1b", "gpipe"]
 
@@ -25,15 +25,26 @@ class MeshConfig:
     stage: int = 1
     tensor: int = 1
     schedule: Schedule = "1f1b"
-    """Of micro-batches through the stages. 1f1b holds the inputs of at most 2 stage - 1 of them, gpipe of all."""
+    """Of micro-batches through the stages, where there are several. 1f1b holds the inputs of at most 2 stage - 1 of them,
+    gpipe of all."""
 
     def __post_init__(self) -> None:
         for axis in ("data", "fsdp", "stage", "tensor"):
             require_range(f"mesh.{axis}", getattr(self, axis), 1)
         require_choice("mesh.schedule", self.schedule, Schedule)
+        require(
+            self.schedule == "1f1b" or self.stage > 1,
+            "mesh.schedule",
+            self.schedule,
+            "1f1b (the default) without stages",
+            "There is nothing to schedule: set mesh.stage above 1, or leave it out.",
+        )
 
-    def check(self, model: ModelConfig, window_tokens: int) -> None:
+    def check(self, model: ModelConfig, window_tokens: int, field: str = "learner.window_tokens") -> None:
         """
+        Args:
+            field: where the size of windows comes from.
+
         Raises:
             ConfigError: an axis does not divide what it splits.
         """
@@ -43,20 +54,20 @@ class MeshConfig:
                 "model.num_kv_heads": model.num_kv_heads,
                 "model.mlp_width": model.mlp_width,
                 "model.vocab_size": model.vocab_size,
-                "learner.window_tokens": window_tokens,
+                field: window_tokens,
             },
             "fsdp": {"model.model_width": model.model_width},
             "stage": {"model.num_layers": model.num_layers},
         }
         for axis, fields in split.items():
             devices = getattr(self, axis)
-            for field, size in fields.items():
+            for split_field, size in fields.items():
                 if size % devices:
                     divisors = [str(n) for n in range(1, size + 1) if size % n == 0]
                     shown = ", ".join(divisors[:12]) + (", …" if len(divisors) > 12 else "")
                     raise ConfigError(
                         f"mesh.{axis}",
                         devices,
-                        f"a divisor of {field} = {size}, which it splits: {shown}",
+                        f"a divisor of {split_field} = {size}, which it splits: {shown}",
                         "Choose one, and give the other devices to another axis.",
                     )

@@ -11,19 +11,23 @@ import dataclasses
 import itertools
 import json
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from tests.learner.step_cases import make_config, make_sequences
-from tunix_core.config import MeshConfig, ModelConfig, OptimizerConfig, RunConfig
+from tests.learner.step_cases import WINDOW_TOKENS, make_config, make_sequences
+from tunix_core.config import MeshConfig, ModelConfig, OptimizerConfig, PreferencesConfig, RunConfig
 from tunix_core.data.packing import PackedArrays
 from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.distributed.mesh import AXES
+from tunix_core.environments.demonstrations import Demonstration
 from tunix_core.learner.batches import update_of_window
-from tunix_core.learner.train_step import TrainStep, make_train_step
+from tunix_core.learner.examples import pack_examples
+from tunix_core.learner.held_out_loss import HeldOutLoss
+from tunix_core.learner.objectives import preference_objective, supervised_objective
+from tunix_core.learner.train_step import TrainStep, make_optimizer, make_train_step
 from tunix_core.models import decoder
 from tunix_core.models.decoder import flatten_parameters
 from tunix_core.models.parameters import abstract_parameters, trained_parameters
@@ -82,12 +86,16 @@ class Case:
     schedule: str = "1f1b"
     updates: int = 1
     remat: str = "none"
+    compute: str = "float32"
+    objective: Literal["policy", "sft", "dpo"] = "policy"
+    """The others with their held-out loss."""
     algorithm: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
         options = ",".join(f"{name}={value}" for name, value in self.algorithm.items())
-        return f"{self.model}-{'x'.join(map(str, self.shape))}-{self.schedule}-{self.updates}-{self.remat}-{options}"
+        shape = "x".join(map(str, self.shape))
+        return f"{self.objective}-{self.model}-{shape}-{self.schedule}-{self.updates}-{self.remat}-{self.compute}-{options}"
 
     @property
     def on_one_device(self) -> Case:
@@ -103,7 +111,7 @@ class Case:
                 optimizer=OptimizerConfig(learning_rate=1e-2, gradient_clip_norm=0.2, weight_decay=0.1),
                 **self.algorithm,
             ),
-            model=dataclasses.replace(MODELS[self.model], remat=self.remat),
+            model=dataclasses.replace(MODELS[self.model], remat=self.remat, compute_dtype=self.compute),
             mesh=MeshConfig(data=data, fsdp=fsdp, stage=stage, tensor=tensor, schedule=self.schedule),
         )
 
@@ -127,6 +135,25 @@ def batches(config: RunConfig) -> list[PackedArrays]:
     return found
 
 
+def pairs(seed: int) -> PackedArrays:
+    """12 pairs of answers of 4 to 8 tokens, a pair in one window; the first token of each is its prompt."""
+    rng = np.random.default_rng(seed)
+
+    def answer() -> Demonstration:
+        size = int(rng.integers(4, 9))
+        return Demonstration(rng.integers(0, 19, size).astype(np.int32), np.arange(size) > 0)
+
+    return pack_examples([(answer(), answer()) for _ in range(12)], 12, WINDOW_TOKENS)
+
+
+def make_step(case: Case, config: RunConfig, mesh: Mesh) -> TrainStep:
+    if case.objective == "policy":
+        return make_train_step(config, mesh)
+    model = config.model
+    objectives = {"sft": supervised_objective(model), "dpo": preference_objective(model, PreferencesConfig())}
+    return TrainStep(config, mesh, objective=objectives[case.objective], optimizer=make_optimizer(config.optimizer))
+
+
 def denominators(batch: PackedArrays, case: Case, step: TrainStep) -> np.ndarray:
     update = update_of_window(len(batch.tokens), step.config)
     return np.array([batch.loss_mask[update == k].sum() for k in range(case.updates)], np.float32)
@@ -141,10 +168,10 @@ def run(case: Case) -> dict[str, np.ndarray]:
     shape = case.shape
     kinds = (AxisType.Auto,) * len(AXES)
     mesh = jax.make_mesh(shape, AXES, axis_types=kinds, devices=jax.devices()[: int(np.prod(shape))])
-    step = make_train_step(config, Mesh(mesh.devices, AXES))
+    step = make_step(case, config, Mesh(mesh.devices, AXES))
     step.compile(32)
     reference = step.put_reference(parameters(config.model, 2, trained=False))
-    work = batches(config)
+    work = batches(config) if case.objective != "dpo" else [pairs(seed) for seed in range(STEPS)]
 
     def update(state: Any, number: int) -> tuple[Any, Any]:
         batch = work[number]
@@ -164,6 +191,11 @@ def run(case: Case) -> dict[str, np.ndarray]:
         if number == 0:
             moments = jax.tree.leaves(state.opt_state[1][0].mu)
             found |= {f"gradient/{i}": np.array(leaf) for i, leaf in enumerate(moments)}
+        if case.objective != "policy" and number == 0:
+            counter = CompilationCounter()  # of the held-out pass that compiles at its first call
+            sums = HeldOutLoss(step, work[1], float(work[1].loss_mask.sum()))(state, reference)
+            counter.warmed_up()
+            found |= {f"held_out/{name}": np.asarray(value) for name, value in sums.items()}
     found["compilations"] = np.asarray(counter.after_warmup)
     found |= {f"params/{name}": leaf for name, leaf in flatten_parameters(state.params).items()}
     return found

@@ -88,6 +88,26 @@ def test_a_batch_takes_the_smallest_windows_that_hold_it(tmp_path: Path) -> None
         np.testing.assert_array_equal(batch.tokens, replayed.tokens)
 
 
+def test_a_record_is_executed_again_on_other_meshes(tmp_path: Path) -> None:
+    """The same windows, padded to micro-batches of that mesh; with several updates only where they stay in theirs."""
+    store, config = open_run(tmp_path), make_config(**{"learner.num_steps": 2})
+    write_shards(store, 6)
+    trainer = NumpyTrainer()
+    make_learner(store, config, trainer=trainer).run()
+    (record, _), fetch = read_steps(store, 0), RowFetcher(store)
+    tokens = trainer.batches[0].tokens
+    for data in (2, 4, 8):
+        other = make_config(**{"mesh.data": data, "learner.max_windows": 8})
+        again = batch_of_record(record, fetch, other)
+        assert again.num_windows % data == 0
+        np.testing.assert_array_equal(again.arrays.tokens[: len(tokens)], tokens)
+        assert not again.arrays.loss_mask[len(tokens) :].any()
+        np.testing.assert_array_equal(again.denominator, batch_of_record(record, fetch, config).denominator)
+    twice = make_config(**{"mesh.data": 2, "learner.max_windows": 8, "learner.updates_per_batch": 2})
+    with pytest.raises(ConfigError, match=r"mesh: received .*, accepted data \* fsdp with 1 windows in a micro-batch"):
+        batch_of_record(record, fetch, twice)
+
+
 def test_over_the_bound_nothing_is_consumed(tmp_path: Path) -> None:
     """All data is of version 0 and the bound is 2: three steps, then the learner waits."""
     store, config = open_run(tmp_path), make_config(**{"staleness.max_staleness": 2})

@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -25,6 +26,7 @@ from tunix_core.data.packing import PackedArrays
 from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.distributed.mesh import make_mesh
 from tunix_core.errors import ConfigError
+from tunix_core.learner.decoder_trainer import DecoderTrainer
 from tunix_core.learner.train_step import TrainStep, make_optimizer, make_supervised_step, make_train_step
 from tunix_core.learner.update import TrainState
 from tunix_core.models.decoder import flatten_parameters
@@ -242,6 +244,27 @@ def test_the_learning_rate_warms_up_linearly() -> None:
         step, state = advance(state)
         lengths.append(-float(step))
     np.testing.assert_allclose(lengths, [0.1, 0.175, 0.25, 0.325, 0.4, 0.4], rtol=1e-4)
+
+
+def test_a_first_moment_in_bfloat16_is_kept_and_restored_to_the_bit() -> None:
+    config = make_config(optimizer=OptimizerConfig(learning_rate=1e-2, first_moment_dtype="bfloat16"))
+    trainer = DecoderTrainer(config)
+    trainer.compile(16, WINDOW_TOKENS)
+    state = trainer.initial_state(flatten_parameters(make_parameters(1)))
+    reference = trainer.reference(flatten_parameters(make_parameters(2)))
+    batch = make_sequences().pack()
+
+    def step(state: TrainState) -> TrainState:
+        return trainer.step(state, reference, trainer.put(batch), np.float32([batch.loss_mask.sum()]))[0]
+
+    kept = trainer.to_host(step(state))
+    moments = {name: value for name, value in kept.items() if ".mu." in name}
+    assert moments
+    assert all(value.dtype == jnp.bfloat16 and value.any() for value in moments.values())
+    first, second = (trainer.to_host(step(trainer.from_host(kept))) for _ in range(2))
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])
 
 
 def test_supervised_loss_is_the_mean_cross_entropy_and_falls() -> None:

@@ -239,6 +239,7 @@ class Demo:
 
 def _summary_table(summary: Mapping[str, Any]) -> Table:
     before, after = summary["success_before"], summary["success_after"]
+    ratio = summary["tokens_per_second_vs_full_buffer"]
     rows = {
         "held-out success before": f"{before['value']:.1%}  ({before['low']:.1%} to {before['high']:.1%})",
         "held-out success after": f"{after['value']:.1%}  ({after['low']:.1%} to {after['high']:.1%}, {after['n']} tasks)",
@@ -250,8 +251,8 @@ def _summary_table(summary: Mapping[str, Any]) -> Table:
         "tokens read": f"{summary['ledger']['read']:,}",
         "discarded as stale": f"{summary['stale_fraction']:.1%}",
         "learner busy": f"{summary['learner_busy_fraction']:.1%}",
-        "learner tokens/s": f"{summary['tokens_per_second']:.0f}, "
-        f"{summary['tokens_per_second_vs_full_buffer']:.2f} of its full-buffer rate",
+        "learner tokens/s": f"{summary['tokens_per_second']:.0f}"
+        + (f", {ratio:.2f} of its full-buffer rate" if ratio is not None else ""),
         "compilations after warm-up": str(summary["compilations_after_warmup"]),
     }
     table = Table(show_header=False, title=f"{summary['recipe']}, seed {summary['seed']}", title_justify="left")

@@ -95,6 +95,7 @@ def _header(summary: Mapping[str, Any], config: RunConfig) -> str:
 
 def _cards(summary: Mapping[str, Any]) -> str:
     before, after = summary["success_before"], summary["success_after"]
+    ratio = summary["tokens_per_second_vs_full_buffer"]
     cards = [
         (
             "wide",
@@ -105,7 +106,7 @@ def _cards(summary: Mapping[str, Any]) -> str:
         ("", f"{summary['num_policy_versions']}", "policy versions that generated trajectories"),
         ("", f"{summary['mean_staleness']:.2f}", f"mean staleness, bound {summary['max_staleness']}"),
         ("", f"{summary['stale_fraction']:.1%}", "of tokens read discarded as stale"),
-        ("", f"{summary['tokens_per_second_vs_full_buffer']:.2f}", "of the learner's full-buffer token rate"),
+        *([("", f"{ratio:.2f}", "of the learner's full-buffer token rate")] if ratio is not None else []),
         ("", f"{summary['learner_busy_fraction']:.1%}", "learner busy once warm"),
         ("", _thousands(summary["tokens_generated"]), "policy tokens generated"),
     ]
@@ -374,7 +375,8 @@ def bound_sentence(steps: Metrics, summary: Mapping[str, Any]) -> str:
         f"for data and {share['host']:.0%} into work of the host between updates."
     )
     ratio = summary["tokens_per_second_vs_full_buffer"]
-    rate = f"It trained on {summary['tokens_per_second']:.0f} tokens/s, {ratio:.2f} of its rate from a full buffer on the same core."
+    rate = f"It trained on {summary['tokens_per_second']:.0f} tokens/s"
+    rate += "." if ratio is None else f", {ratio:.2f} of its rate from a full buffer on the same core."
     if share["wait"] >= max(0.1, share["host"]):
         cause = "The actors bound it"
     elif share["host"] > 0.1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tunix_core.config import MeshConfig
+from tunix_core.config import MeshConfig, RunConfig
 from tunix_core.distributed.parallel import AXES, WINDOW_AXES, Parallel
 from tunix_core.errors import ConfigError
 
@@ -36,6 +37,26 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     if devices[0].platform == "tpu":
         return Mesh(_along_links(shape, devices), AXES, axis_types=kinds)
     return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
+
+
+def has_mesh(config: MeshConfig) -> bool:
+    """This process sees the devices of the mesh; of one over several hosts, only a learner that met the others does."""
+    return math.prod(getattr(config, axis) for axis in AXES) == len(jax.devices())
+
+
+def make_local_mesh(config: RunConfig) -> tuple[RunConfig, Mesh]:
+    """For tasks of one process: the learner's mesh, or where that reaches over several hosts one device.
+
+    Returns:
+        The configuration with that mesh, and the mesh.
+
+    Raises:
+        ConfigError: the process has more devices than the mesh.
+    """
+    if math.prod(getattr(config.mesh, axis) for axis in AXES) <= len(jax.devices()):
+        return config, make_mesh(config.mesh)
+    alone = dataclasses.replace(config, mesh=MeshConfig())
+    return alone, make_mesh(alone.mesh, jax.devices()[:1])
 
 
 def _along_links(shape: tuple[int, ...], devices: Sequence[Any]) -> Any:

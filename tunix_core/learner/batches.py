@@ -19,9 +19,9 @@ import numpy as np
 from tunix_core.config import RunConfig
 from tunix_core.data.buffer import FetchRows, group_state
 from tunix_core.data.groups import Group, trajectory_staleness
-from tunix_core.data.packing import Layout, PackedArrays, WindowSize, best_fit, pack, size_for
+from tunix_core.data.packing import Layout, PackedArrays, WindowSize, best_fit, pack, size_for, window_sizes
 from tunix_core.distributed.hosts import Share, whole_share
-from tunix_core.errors import CorruptObject
+from tunix_core.errors import ConfigError, CorruptObject
 from tunix_core.learner.credit import batch_advantages, token_rewards
 from tunix_core.rl.aggregation import denominator
 from tunix_core.types import RowRef
@@ -251,7 +251,7 @@ def step_record(
     clock: int,
     shape: tuple[int, int],
     incarnation: str,
-    seed: int,
+    config: RunConfig,
     override: bool,
 ) -> dict[str, Any]:
     """The JSON that is committed before the step is dispatched; `write_step` adds the clock after it.
@@ -264,10 +264,11 @@ def step_record(
     num_windows, window_tokens = shape
     return {
         "incarnation": incarnation,
-        "rng": {"seed": seed, "step": clock},
+        "rng": {"seed": config.seed, "step": clock},
         "groups": [group for part in parts for group in part["groups"]],
         "num_windows": num_windows,
         "window_tokens": window_tokens,
+        "microbatch_windows": config.microbatch_windows,
         "layout": {
             "window": [window for part in parts for window in part["window"]],
             "start": [start for part in parts for start in part["start"]],
@@ -294,8 +295,10 @@ def batch_of_record(
     Raises:
         CorruptObject: its rows cannot be read, or do not make that batch.
         ObjectMissing: a shard is gone.
+        ConfigError: on this mesh its windows would go into other updates.
     """
     share = share or share_of_one(config)
+    _check_updates(record, config)
     window = np.array(record["layout"]["window"], np.int32)
     start = np.array(record["layout"]["start"], np.int32)
     ends = np.cumsum([len(entry["rows"]) for entry in record["groups"]])
@@ -307,7 +310,9 @@ def batch_of_record(
             groups.append(group_of_record(entry, fetch, arrival))
             kept[of_group] = True
     layout = Layout(window[kept], start[kept], int(window.max()) + 1)
-    shape = record["num_windows"], record.get("window_tokens", config.learner.window_tokens)
+    tokens = record.get("window_tokens", config.learner.window_tokens)
+    # Another mesh pads to other numbers than the one that recorded.
+    shape = padded(layout.num_windows, size_for(window_sizes(config), tokens).counts), tokens
     batch = complete(build(groups, record["clock"] - 1, layout, shape, config, share))
     # A group may lie in windows of two hosts, which both counted it.
     batch = dataclasses.replace(batch, figures=batch.figures._replace(num_groups=len(record["groups"])))
@@ -317,6 +322,18 @@ def batch_of_record(
             f"recorded {record['policy_tokens']}"
         )
     return batch
+
+
+def _check_updates(record: Mapping[str, Any], config: RunConfig) -> None:
+    unit = record.get("microbatch_windows", config.microbatch_windows)
+    if config.learner.updates_per_batch > 1 and unit != config.microbatch_windows:
+        raise ConfigError(
+            "mesh",
+            {"data": config.mesh.data, "fsdp": config.mesh.fsdp},
+            f"data * fsdp with {unit} windows in a micro-batch, as step {record['clock']} was recorded, at "
+            f"learner.updates_per_batch = {config.learner.updates_per_batch}",
+            "Restart on a mesh with that data * fsdp: on another one windows would go into other updates than before.",
+        )
 
 
 def group_of_record(entry: Mapping[str, Any], fetch: FetchRows, arrival: int = 0) -> Group:

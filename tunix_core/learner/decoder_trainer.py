@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from tunix_core.config import RunConfig
 from tunix_core.data.packing import PackedArrays
@@ -24,9 +25,13 @@ from tunix_core.storage.parts import Part, Parts, Tensors
 class DecoderTrainer:
     """See `trainer.Trainer`."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, mesh: Mesh | None = None) -> None:
+        """
+        Args:
+            mesh: as `config.mesh` says; None: over all devices.
+        """
         self._config = config
-        mesh = make_mesh(config.mesh)
+        mesh = make_mesh(config.mesh) if mesh is None else mesh
         self.share = share_of(mesh)
         """This host's of every batch."""
         self._step = make_train_step(config, mesh)

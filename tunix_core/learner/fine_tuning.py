@@ -15,7 +15,7 @@ import numpy as np
 
 from tunix_core.config import FineTuneConfig, RunConfig
 from tunix_core.data.packing import PackedArrays, best_fit
-from tunix_core.distributed.mesh import make_mesh
+from tunix_core.distributed.mesh import make_local_mesh
 from tunix_core.errors import ConfigError, Diverged
 from tunix_core.learner.examples import Example, lengths_of, num_tokens, pack_examples
 from tunix_core.learner.held_out_loss import HeldOutLoss
@@ -122,7 +122,7 @@ class _Trainer:
     """The compiled step and the packed held-out examples of one run."""
 
     def __init__(self, config: RunConfig, method: Method, data: Split, plan: Sequence[Planned]) -> None:
-        mesh = make_mesh(config.mesh)
+        config, mesh = make_local_mesh(config)
         self._config = config
         self._method = method
         self._data = data

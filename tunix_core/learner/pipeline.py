@@ -263,7 +263,7 @@ class Preparer:
                 clock=host.clock,
                 shape=host.shape,
                 incarnation=self._incarnation,
-                seed=self._config.seed,
+                config=self._config,
                 override=override,
             )
             with_retries(lambda: write_step(self._store, host.clock + 1, record), stop)

@@ -16,7 +16,7 @@ import numpy as np
 
 from tunix_core.config import RunConfig
 from tunix_core.data.packing import PackedArrays, best_fit
-from tunix_core.distributed.mesh import make_mesh
+from tunix_core.distributed.mesh import make_local_mesh
 from tunix_core.environments import make_environment, task_seed
 from tunix_core.environments.demonstrations import Demonstration, demonstrations
 from tunix_core.errors import ConfigError
@@ -128,7 +128,8 @@ def warm_start(
         report({"num_steps": 0, "loss": float("nan"), "success": success})
         if success >= options.target_success_low:
             return WarmStart(params=kept_params, num_steps=0, loss=float("nan"), success=success)
-    step_function = make_supervised_step(config, make_mesh(config.mesh))
+    config, mesh = make_local_mesh(config)
+    step_function = make_supervised_step(config, mesh)
     stream = _Demonstrations(config, tokenizer)
     step_function.compile(stream.num_windows)
     state = step_function.init_state(kept_params)

@@ -330,6 +330,8 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 
 def make_supervised_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     """The warm start: cross entropy, at the warm start's learning rate."""
-    optimizer = OptimizerConfig(learning_rate=config.warm_start.learning_rate)
+    optimizer = OptimizerConfig(
+        learning_rate=config.warm_start.learning_rate, first_moment_dtype=config.optimizer.first_moment_dtype
+    )
     objective = supervised_objective(attention_for(config.model, mesh))
     return TrainStep(config, mesh, objective=objective, optimizer=make_optimizer(optimizer))

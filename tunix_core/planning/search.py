@@ -62,7 +62,9 @@ def search(config: RunConfig, topology: Topology, segment_tokens: int = 0) -> li
     for data, fsdp, stage, tensor in factorisations(topology.num_devices, 4):
         if tensor > HOST_CHIPS or data % topology.num_slices:
             continue
-        mesh = MeshConfig(data=data, fsdp=fsdp, stage=stage, tensor=tensor, schedule=config.mesh.schedule)
+        mesh = MeshConfig(
+            data=data, fsdp=fsdp, stage=stage, tensor=tensor, schedule=config.mesh.schedule if stage > 1 else "1f1b"
+        )
         try:
             found.append(candidate(dataclasses.replace(config, mesh=mesh), topology, segment_tokens))
         except ConfigError:  # an axis that does not divide what it splits

@@ -71,7 +71,7 @@ class SnapshotStore:
         files = []
         for name in manifest["files"]:
             tensors = multifile.decode_tensors(multifile.read_file(self._store, manifest, name), f"snapshot {version}")
-            files.append((tensors, manifest["tables"].get(name, {})))
+            files.append((tensors, manifest.get("tables", {}).get(name, {})))
         return joined(files)
 
     def delete(self, version: int) -> None:
