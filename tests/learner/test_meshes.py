@@ -33,9 +33,13 @@ SOME = [
 """Every axis beside every other, every family's switches, both schedules, K = 2, a value head."""
 
 
-def run(cases: Iterable[Case], path: Path) -> dict[str, np.ndarray]:
-    """All of them and what they are compared with, in one process."""
-    wanted = {case.name: case for given in cases for case in (given, given.on_one_device)}
+def run(cases: Iterable[Case], path: Path, *, alone: bool = True) -> dict[str, np.ndarray]:
+    """All of them in one process.
+
+    Args:
+        alone: and what they are compared with.
+    """
+    wanted = {case.name: case for given in cases for case in ((given, given.on_one_device) if alone else (given,))}
     texts = [json.dumps(dataclasses.asdict(case)) for case in wanted.values()]
     done = subprocess.run(
         [sys.executable, "-m", "tests.learner.mesh_cases", str(path), *texts],
@@ -85,14 +89,20 @@ def test_a_mesh_gives_what_one_device_gives(some: dict[str, np.ndarray], case: C
     check(some, case)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return run([Case(model=model) for model in ("dense", "lora")], tmp_path_factory.mktemp("meshes") / "alone.npz")
+
+
 @pytest.mark.meshes
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("shape", factorisations(), ids=lambda shape: "x".join(map(str, shape)))
-def test_every_mesh_gives_what_one_device_gives(tmp_path: Path, shape: tuple[int, int, int, int]) -> None:
+def test_every_mesh_gives_what_one_device_gives(
+    tmp_path: Path, alone: dict[str, np.ndarray], shape: tuple[int, int, int, int]
+) -> None:
     schedules = ("1f1b", "gpipe") if shape[2] > 1 else ("1f1b",)
     cases = [Case(shape, model=model, schedule=schedule) for model in ("dense", "lora") for schedule in schedules]
-    cases.append(Case(shape, updates=2, algorithm={"advantage": "gae"}))
-    found = run(cases, tmp_path / "meshes.npz")
+    found = {**alone, **run(cases, tmp_path / "meshes.npz", alone=False)}
     for case in cases:
         check(found, case)
 
