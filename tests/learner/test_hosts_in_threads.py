@@ -1,0 +1,98 @@
+"""Whole lives of the learner on several hosts, each in a thread: they end together and tell the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.learner.support import NumpyTrainer, make_config, make_learner, open_run, write_shards
+from tests.support.coordination import Service, on_all
+from tunix_core.config import RunConfig
+from tunix_core.distributed.hosts import Hosts, Share
+from tunix_core.errors import Interrupted
+from tunix_core.learner import checkpointing
+from tunix_core.learner.loop import Learner
+from tunix_core.storage.checkpoints import CheckpointStore
+from tunix_core.storage.store import ObjectStore
+
+SHARES = [
+    Share(num_shards=2, own=(0,), feed=0, num_feeds=2),
+    Share(num_shards=2, own=(0,), feed=0, num_feeds=2, leads=False),
+    Share(num_shards=2, own=(1,), feed=1, num_feeds=2),
+]
+"""Three hosts: the second holds the same windows as the first."""
+TWO = [SHARES[0], SHARES[2]]
+
+
+class CountingTrainer(NumpyTrainer):
+    """Its state, like that of a real one, follows from the whole batch, of which it sees but the denominator."""
+
+    def step(
+        self, state: Any, reference: Any, batch: Any, denominator: np.ndarray
+    ) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        self.batches.append(batch)
+        weights = (state["weights"] * np.float32(0.999) + denominator.sum()).astype(np.float32)
+        return {"weights": weights, "step": (state["step"] + 1).astype(np.int32)}, {"loss": 0.0, "nonfinite": 0.0}
+
+
+def config(**overrides: Any) -> RunConfig:
+    return make_config(**{"mesh.data": 2, "learner.groups_per_batch": 4, "learner.max_windows": 8, **overrides})
+
+
+def gang(store: ObjectStore, run: RunConfig, shares: list[Share], **kwargs: Any) -> list[Learner]:
+    service = Service()
+    return [
+        make_learner(
+            store,
+            run,
+            trainer=CountingTrainer(),
+            hosts=Hosts(index, len(shares), service),
+            share=share,
+            process="learner" if not index else f"learner-host-{index}",
+            **kwargs,
+        )
+        for index, share in enumerate(shares)
+    ]
+
+
+def live(learners: list[Learner]) -> list[Any]:
+    """What each raised; None for one that ended in peace, or did not end."""
+    ended = [False] * len(learners)
+
+    def run(hosts: Hosts) -> None:
+        try:
+            learners[hosts.index].run()
+        finally:
+            ended[hosts.index] = True
+
+    found = on_all([learner._hosts for learner in learners], run)
+    for learner in learners:
+        learner._hosts.abandon()
+    assert all(ended), "they wait for each other"
+    return found
+
+
+def test_hosts_that_stop_at_a_checkpoint_agree_that_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One host's write returns later than the other's: neither may begin another checkpoint alone."""
+    store, run = open_run(tmp_path), config(**{"learner.num_steps": 9})
+    write_shards(store, 8)
+    saved, save = threading.Event(), checkpointing.save
+
+    def slow_on_one(*args: Any, hosts: Hosts, **kwargs: Any) -> None:
+        save(*args, hosts=hosts, **kwargs)
+        if hosts.is_first:
+            saved.set()
+        else:
+            threading.Event().wait(2)
+
+    monkeypatch.setattr(checkpointing, "save", slow_on_one)
+    found = live(gang(store, run, TWO, interrupted=saved.is_set))
+    assert [type(error) for error in found] == [Interrupted, Interrupted]
+    assert CheckpointStore(store).clocks() == [2]
