@@ -35,6 +35,7 @@ class CountingTrainer(NumpyTrainer):
     def step(
         self, state: Any, reference: Any, batch: Any, denominator: np.ndarray
     ) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        del reference
         self.batches.append(batch)
         weights = (state["weights"] * np.float32(0.999) + denominator.sum()).astype(np.float32)
         return {"weights": weights, "step": (state["step"] + 1).astype(np.int32)}, {"loss": 0.0, "nonfinite": 0.0}
