@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 from tests.learner.support import NumpyTrainer, make_config, make_learner, open_run, write_shards
 from tests.support.coordination import Service, on_all
+from tunix_core import paths
 from tunix_core.config import RunConfig
 from tunix_core.distributed.hosts import Hosts, Share
-from tunix_core.errors import Interrupted
-from tunix_core.learner import checkpointing
+from tunix_core.errors import Interrupted, ObjectMissing
+from tunix_core.learner import checkpointing, recovery
 from tunix_core.learner.loop import Learner
 from tunix_core.storage.checkpoints import CheckpointStore
 from tunix_core.storage.store import ObjectStore
@@ -97,3 +99,45 @@ def test_hosts_that_stop_at_a_checkpoint_agree_that_it_is_written(
     found = live(gang(store, run, TWO, interrupted=saved.is_set))
     assert [type(error) for error in found] == [Interrupted, Interrupted]
     assert CheckpointStore(store).clocks() == [2]
+
+
+def write_records(store: ObjectStore, run: RunConfig, num_steps: int) -> None:
+    """Of a first life, which ended without a checkpoint."""
+    write_shards(store, 4 * num_steps)
+    make_learner(store, dataclasses.replace(run, learner=dataclasses.replace(run.learner, num_steps=num_steps))).run()
+
+
+def replayed(store: ObjectStore, run: RunConfig, hosts: Hosts) -> list[int]:
+    share = TWO[hosts.index]
+    buffer = make_learner(store, run, hosts=hosts, share=share)._buffer
+    return list(recovery.replay(store, buffer, run, lambda *_: None, hosts, share))
+
+
+def test_hosts_replay_as_many_records_as_host_0_counts(tmp_path: Path) -> None:
+    """A learner that was thought dead commits its last record after one host has looked, before host 0 does."""
+    store, run = open_run(tmp_path), config()
+    write_records(store, run, 3)
+    last = store.get(paths.step(3))
+    store.delete(paths.step(3))
+    service = Service()
+
+    def resume(hosts: Hosts) -> list[int]:
+        if hosts.is_first:
+            threading.Event().wait(0.5)
+            store.put(paths.step(3), last)
+        return replayed(store, run, hosts)
+
+    assert on_all([Hosts(index, 2, service) for index in range(2)], resume) == [[1, 2, 3]] * 2
+
+
+def test_a_host_that_finds_fewer_records_than_host_0_says_so(tmp_path: Path) -> None:
+    store, run = open_run(tmp_path), config()
+    write_records(store, run, 2)
+    service = Service()
+
+    def resume(hosts: Hosts) -> list[int]:
+        return hosts.lead("replay", None, lambda _: 3) and [] if hosts.is_first else replayed(store, run, hosts)
+
+    _, error = on_all([Hosts(index, 2, service) for index in range(2)], resume)
+    assert isinstance(error, ObjectMissing)
+    assert "3" in str(error)
