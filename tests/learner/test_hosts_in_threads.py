@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from tunix_core.errors import Interrupted, ObjectMissing
 from tunix_core.learner import checkpointing, recovery
 from tunix_core.learner.loop import Learner
 from tunix_core.storage.checkpoints import CheckpointStore
+from tunix_core.storage.control import read_heartbeats
+from tunix_core.storage.metrics_files import read_metrics
 from tunix_core.storage.store import ObjectStore
 
 SHARES = [
@@ -99,6 +102,39 @@ def test_hosts_that_stop_at_a_checkpoint_agree_that_it_is_written(
     found = live(gang(store, run, TWO, interrupted=saved.is_set))
     assert [type(error) for error in found] == [Interrupted, Interrupted]
     assert CheckpointStore(store).clocks() == [2]
+
+
+def test_every_host_tells_of_the_whole_run(tmp_path: Path) -> None:
+    """Also one that leads no feed: the ledger, what waits, what was put back. Only host 0 keeps rows of metrics.
+
+    Two windows hold a feed's two groups of short trajectories, not those of long ones, of which one goes back.
+    """
+    store, run = open_run(tmp_path), config(**{"learner.num_steps": 3, "learner.max_windows": 4})
+    write_shards(store, 20, longer=10)
+    learners = gang(store, run, SHARES)
+    follower, waiting = learners[1], [0]
+    step = follower._step
+
+    def watched(prepared: Any) -> None:
+        step(prepared)
+        deadline = time.monotonic() + 5  # until the others' next pulse
+        while not waiting[-1] and time.monotonic() < deadline:
+            waiting.append(follower.progress()["num_buffered_groups"])
+
+    follower._step = watched  # type: ignore[method-assign]
+    assert live(learners) == [None] * 3
+    beats = {name: beat.progress for name, beat in read_heartbeats(store).items()}
+    assert sorted(beats) == ["learner", "learner-host-1", "learner-host-2"]
+    for beat in beats.values():
+        ledger = beat["ledger_trajectories"]
+        assert ledger == beats["learner"]["ledger_trajectories"]
+        assert ledger["read"] == 40
+        assert ledger["consumed"] + ledger["surplus"] == 40
+        assert beat["num_buffered_groups"] == 0
+        assert beat["totals"]["num_deferred_groups"] == 3 * 2
+    assert waiting[-1] > 0
+    assert [len(learner._observer._recorder) for learner in learners] == [0, 0, 0]
+    assert read_metrics(store, "learner")["clock"].tolist() == [1, 2, 3, 3]
 
 
 def write_records(store: ObjectStore, run: RunConfig, num_steps: int) -> None:
