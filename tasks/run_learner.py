@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
 from typing import TYPE_CHECKING
 
 from tasks.entry import Task, run_task
-from tunix_core.errors import EXIT_UNEXPECTED, PeerLost, TunixError, report_error
+from tunix_core.errors import EXIT_UNEXPECTED, Interrupted, PeerLost, TunixError, report_error
 from tunix_core.meeting import meeting_of
 from tunix_core.storage.control import StopRequest, read_stop
 
@@ -23,6 +24,8 @@ def _learn(task: Task) -> None:
         return
     hosts = None
     try:
+        import jax
+
         from tunix_core.distributed.hosts import initialise_from_environment, leave
 
         hosts = initialise_from_environment()
@@ -33,9 +36,14 @@ def _learn(task: Task) -> None:
             _train(task, hosts)
         leave(hosts)
     except BaseException as error:
-        # JAX would wait for the others before it lets the process end, and they may be gone.
+        code = _report(error)
         sys.stdout.flush()
-        os._exit(_report(error))
+        if hosts is not None and isinstance(error, Interrupted):
+            # All have agreed to end and come here, too; whoever is later must still find host 0's service.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                leave(hosts)
+        # JAX would wait for the others before it lets the process end, and they may be gone.
+        os._exit(code)
 
 
 def _is_over(task: Task, stop: StopRequest | None) -> bool:

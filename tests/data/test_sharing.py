@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tunix_core import paths
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.ingestion import Ingestion
 from tunix_core.data.ledger import Ledger
-from tunix_core.data.rows import RowFetcher
+from tunix_core.data.rows import RowFetcher, Rows
 from tunix_core.data.sharing import dealt, feed_of, feed_of_shard, ownership
 from tunix_core.storage.store import ObjectStore, open_store
 from tunix_core.storage.trajectory_writer import TrajectoryWriter
@@ -89,6 +90,16 @@ def test_what_was_announced_before_stays_and_what_comes_later_is_a_duplicate() -
     assert buffers[0].ledger.trajectories()["duplicate"] == 4
 
 
+def test_of_a_group_that_two_announce_in_one_round_the_third_feed_knows_the_one_that_stays() -> None:
+    """Rows of the winner that are delivered again are known by their content, those of the loser are another's."""
+    buffers = [make_buffer(feed, 3) for feed in range(3)]
+    for feed in range(2):
+        buffers[feed].add(make_rows(f"s{feed}", make_group("g", incarnation=f"a{feed}")))
+    agree(buffers)
+    for buffer in buffers:
+        assert [buffer._seen.is_reissued("g", f"a{feed}") for feed in range(2)] == [False, True]
+
+
 # ---- states --------------------------------------------------------------------------------------
 
 
@@ -151,18 +162,75 @@ def test_every_shard_is_read_once_through_changes_of_the_number_of_feeds(tmp_pat
     assert all(cursor["closed"] for own in cursors for cursor in own.values()), "closed writers cost nothing"
 
 
-def test_a_group_that_two_saved_feeds_hold_is_one_feeds_afterwards() -> None:
-    """Announced counts before not announced, whoever is lower: the next record may name the announced one's rows."""
-    states = []
+def delivered_by(feed: int) -> Rows:
+    """Group `g` as played for that one of two feeds, in a shard that it reads."""
+    sequence = next(n for n in range(2) if feed_of(f"a{feed}", n, 2) == feed)
+    group = make_group("g", incarnation=f"a{feed}", content=feed)
+    return make_rows(shard(f"a{feed}", sequence), group)
+
+
+@pytest.mark.parametrize("arrivals", list(itertools.product(range(3), repeat=2)))
+def test_a_group_that_two_feeds_deliver_is_trained_on_once_whenever_each_of_them_is_saved(
+    arrivals: tuple[int, int],
+) -> None:
+    """Feeds save at one clock but not in one moment of a round. The record names the rows that stayed in the first life.
+
+    Args:
+        arrivals: of each feed: before the first round, in it, or behind it.
+    """
+    buffers, shards = [make_buffer(feed, 2) for feed in range(2)], [delivered_by(feed) for feed in range(2)]
+    moments: list[list[Any]] = [[], []]
+
+    def pass_on(moment: int) -> None:
+        for feed, buffer in enumerate(buffers):
+            moments[feed].append((buffer.state(), moment > arrivals[feed]))
+            if moment == arrivals[feed]:
+                buffer.add(shards[feed])
+                moments[feed].append((buffer.state(), True))
+
+    for moment in range(0, 4, 2):
+        pass_on(moment)
+        told = [buffer.announce() for buffer in buffers]
+        pass_on(moment + 1)
+        for buffer in buffers:
+            buffer.settle(told)
+    pass_on(4)
+    (recorded,) = [rows for rows, buffer in zip(shards, buffers, strict=True) if waiting(buffer)]
+    for saved, num_feeds in itertools.product(itertools.product(*moments), (1, 2, 3)):
+        seen = {name: np.concatenate([arrays[name] for (_, arrays), _ in saved]) for name in saved[0][0][1]}
+        again = [make_buffer(feed, num_feeds) for feed in range(num_feeds)]
+        for feed, buffer in enumerate(again):
+            state = dealt([values for (values, _), _ in saved], feed, num_feeds)
+            buffer.restore(state, seen, lambda refs: next(rows for rows in shards if rows.shard == refs[0].shard))
+            if feed_of_shard(recorded.shard, num_feeds) == feed:
+                buffer.consume_again(recorded, "g")
+            else:
+                buffer.note_delivered("g", recorded.incarnation)
+        for rows, (_, is_read) in zip(shards, saved, strict=True):
+            if not is_read:
+                again[feed_of_shard(rows.shard, num_feeds)].add(rows)
+        agree(again)
+        assert all(buffer.ledger.balanced for buffer in again)
+        nothing = dict.fromkeys(total(again), 0)
+        assert total(again) == nothing | {"read": 4, "consumed": 2, "duplicate": 2}
+        assert [waiting(buffer) for buffer in again] == [[]] * num_feeds
+
+
+def test_a_saved_group_that_two_feeds_hold_is_the_ones_that_wins_when_they_agree() -> None:
+    """What was there for an earlier round wins, whether the round had begun or not; else the lower feed's."""
+    states = [[], []]
     for feed in range(2):
-        buffer = make_buffer(feed, 2)
-        sequence = next(n for n in range(2) if feed_of(f"a{feed}", n, 2) == feed)
-        buffer.add(make_rows(shard(f"a{feed}", sequence), make_group("g", incarnation=f"a{feed}")))
-        if feed == 1:
+        for late in (False, True):
+            buffer = make_buffer(feed, 2)
+            if late:
+                buffer.announce()
+            buffer.add(delivered_by(feed))
+            states[feed].append(buffer.state()[0])
             buffer.announce()
-        states.append(buffer.state()[0])
-    after = [dealt(states, feed, 2) for feed in range(2)]
-    assert [len(state["groups"]) for state in after] == [0, 1]
-    assert after[1]["groups"][0]["shard"] == states[1]["groups"][0]["shard"]
-    counts = Ledger.total([state["ledger"] for state in after]).trajectories()
-    assert (counts["read"], counts["buffered"], counts["duplicate"]) == (4, 2, 2)
+            states[feed].append(buffer.state()[0])
+    for (first, a), (second, b) in itertools.product(enumerate(states[0]), enumerate(states[1])):
+        after = [dealt([a, b], feed, 2) for feed in range(2)]
+        wins = int(first // 2 > second // 2)
+        assert [len(state["groups"]) for state in after] == [1 - wins, wins]
+        counts = Ledger.total([state["ledger"] for state in after]).trajectories()
+        assert (counts["read"], counts["buffered"], counts["duplicate"]) == (4, 2, 2)

@@ -67,7 +67,13 @@ class Gang:
     """One attempt of all hosts."""
 
     def __init__(
-        self, folder: Path, cache: Path, num_hosts: int, devices_per_host: int, step_seconds: float = 0.0
+        self,
+        folder: Path,
+        cache: Path,
+        num_hosts: int,
+        devices_per_host: int,
+        step_seconds: float = 0.0,
+        module: str = "watched_learner",
     ) -> None:
         self.folder = folder
         port = free_port()
@@ -89,7 +95,7 @@ class Gang:
                     "TUNIX_PEER_TIMEOUT_SECONDS": str(PEER_TIMEOUT_SECONDS),
                 }
             log = folder.parent / f"{folder.name}-{port}-{host}.log"
-            command = [sys.executable, "-m", "tests.learner.watched_learner", "--run", str(folder)]
+            command = [sys.executable, "-m", f"tests.learner.{module}", "--run", str(folder)]
             with log.open("w") as output:
                 self.processes.append(
                     subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)

@@ -22,6 +22,7 @@ from tunix_core.errors import EXIT_INTERRUPTED, is_retryable
 from tunix_core.learner.batches import batch_of_record
 from tunix_core.storage.checkpoints import CheckpointStore
 from tunix_core.storage.control import read_heartbeats
+from tunix_core.storage.run_directory import create_run
 from tunix_core.storage.store import open_store
 
 pytestmark = pytest.mark.timeout(1200)  # processes that compile, on machines that do other things too
@@ -184,6 +185,13 @@ def test_all_stop_behind_the_same_step_when_one_is_asked_to(tmp_path: Path, cach
     assert f"interrupted at clock {clock};" in gang.logs[0].read_text()
     assert f"interrupted at clock {clock};" in gang.logs[1].read_text()
     assert weights(tmp_path / "run", clock)
+
+
+def test_a_host_that_ends_later_still_says_that_it_was_interrupted(tmp_path: Path, cache: Path) -> None:
+    """The coordination service ends with host 0, and would take with it whoever has not yet left."""
+    create_run(open_store(str(tmp_path / "run")), gang_config(9, {"data": 2}), run_id="gang")
+    gang = Gang(tmp_path / "run", cache, 2, 1, module="interrupted_learner")
+    assert gang.wait(120) == [EXIT_INTERRUPTED, EXIT_INTERRUPTED], gang.output()
 
 
 @pytest.fixture(scope="module")

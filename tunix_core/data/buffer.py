@@ -97,6 +97,8 @@ class ReplayBuffer:
         """Groups that the other feeds have not been told of: digest -> id."""
         self._announced: dict[int, str] = {}
         """… that they are being told of."""
+        self._round = 0
+        """How often they have been told."""
         self._bytes = 0
         self._arrivals = 0
 
@@ -200,7 +202,12 @@ class ReplayBuffer:
 
     def _hold(self, group_id: str, rows: Rows, advantages: np.ndarray) -> None:
         group = Group(
-            group_id=group_id, rows=rows, advantages=advantages, arrival=self._arrivals, num_bytes=rows.num_bytes
+            group_id=group_id,
+            rows=rows,
+            advantages=advantages,
+            arrival=self._arrivals,
+            num_bytes=rows.num_bytes,
+            round=self._round,
         )
         self._arrivals += 1
         self._waiting[group_id] = group
@@ -222,6 +229,7 @@ class ReplayBuffer:
         """What the other feeds are to be told; to be followed by `settle`."""
         with self.lock:
             self._announced, self._news = self._news, {}
+            self._round += 1
             return self._seen.groups(self._announced)
 
     def settle(self, told: Sequence[News]) -> None:
@@ -230,10 +238,12 @@ class ReplayBuffer:
         Of a group that two have delivered the one that was announced first stays, or the lower feed's.
         """
         with self.lock:
+            won: set[int] = set()
             for feed, news in enumerate(told):
                 for group, incarnation in news if feed != self._feed else ():
-                    if group in self._announced and self._feed < feed:
+                    if group in won or (group in self._announced and self._feed < feed):
                         continue
+                    won.add(group)
                     lost = self._news.pop(group, None) or self._announced.pop(group, None)
                     if lost is not None and lost in self._waiting:
                         self._drop(self._waiting[lost], "duplicate")
@@ -241,8 +251,13 @@ class ReplayBuffer:
             self._announced = {}
 
     def note_delivered(self, group_id: str, incarnation: str) -> None:
-        """Another feed's group went into a step that is executed again."""
+        """Another feed's group went into a step that is executed again.
+
+        A copy may wait here: feeds are saved at one clock, but not in one moment of a round.
+        """
         with self.lock:
+            if (held := self._waiting.get(group_id)) is not None:
+                self._drop(held, "duplicate")
             self._seen.add_common(digest(group_id), digest(incarnation))
 
     def _settled(self) -> list[Group]:
@@ -289,14 +304,17 @@ class ReplayBuffer:
                 self.ledger.move("buffered", "consumed", group.rows.lengths)
 
     def consume_again(self, rows: Rows, group_id: str) -> None:
-        """A step record is executed again: its rows are consumed, whether the reader passed them yet or not."""
+        """A step record is executed again: its rows are consumed, whether the reader passed them yet or not.
+
+        The copy that waits may be another's, as in `note_delivered`.
+        """
         with self.lock:
-            held = self._waiting.pop(group_id, None)
-            if held is not None:
-                assert held.rows.refs() == rows.refs(), f"group {group_id}: the record names other rows than the buffer"
-                self._bytes -= held.num_bytes
-                self.ledger.move("buffered", "consumed", held.rows.lengths)
+            held = self._waiting.get(group_id)
+            if held is not None and held.rows.refs() == rows.refs():
+                self._drop(held, "consumed")
                 return
+            if held is not None:
+                self._drop(held, "duplicate")
             self.ledger.receive("consumed", rows.lengths)
             for trajectory_id, content_hash in zip(rows.trajectory_ids, rows.content_hashes, strict=True):
                 self._seen.add(trajectory_id, content_hash)
@@ -340,9 +358,8 @@ class ReplayBuffer:
                 "cursors": self.cursors,
                 "ledger": self.ledger.state(),
                 "missing_episodes": self.missing_episodes,
-                "groups": [group_state(g) for g in groups],
+                "groups": [group_state(g) | {"round": g.round} for g in groups],
                 "replayed": sorted([shard, row] for shard, row in self._replayed),
-                "unannounced": sorted(self._news.values()),
             }
             return values, self._seen.arrays(self._feed, self._num_feeds)
 
@@ -364,7 +381,7 @@ class ReplayBuffer:
             self._seen = SeenTrajectories.restore(arrays)
             self._replayed = {(shard, row) for shard, row in values["replayed"]}
             self._waiting, self._reserved, self._bytes, self._arrivals = {}, {}, 0, 0
-            self._news, self._announced = {}, {}
+            self._news, self._announced, self._round = {}, {}, 0
             for entry in values["groups"]:
                 lengths = np.array(entry["lengths"], np.int64)
                 refs = [RowRef(shard=entry["shard"], row=row) for row in entry["rows"]]

@@ -24,6 +24,8 @@ class Group:
     arrival: int
     """Rises with every group that enters the buffer: breaks ties, so that order is determined."""
     num_bytes: int
+    round: int = 0
+    """Of several feeds: in which of this life's they tell each other of it. All know those that a life began with."""
 
     @functools.cached_property
     def version_min(self) -> int:

@@ -41,8 +41,8 @@ def ownership(feed: int, num_feeds: int) -> Callable[[str, int], bool]:
 def dealt(states: Sequence[State], feed: int, num_feeds: int) -> dict[str, Any]:
     """The state that one of `num_feeds` feeds goes on from.
 
-    A group that two feeds delivered, which is noticed when they next agree, is the one's here that would win then:
-    announced before not yet announced, then the lower feed's. What the ledgers say of rows that no buffer holds any
+    A group that two feeds delivered is the one's here that wins when they agree, whether they had yet or not: the one of
+    the earlier round, then the lower feed's. A step record may name its rows. What the ledgers say of rows that no buffer holds any
     more goes to feed 0.
 
     Args:
@@ -67,7 +67,6 @@ def dealt(states: Sequence[State], feed: int, num_feeds: int) -> dict[str, Any]:
         "missing_episodes": sum(state["missing_episodes"] for state in states) if feed == 0 else 0,
         "groups": mine,
         "replayed": sorted(replayed),
-        "unannounced": [],
     }
 
 
@@ -77,11 +76,10 @@ def _lengths(entries: Sequence[Mapping[str, Any]]) -> np.ndarray:
 
 def _joined_groups(states: Sequence[State]) -> list[dict[str, Any]]:
     """In order of arrival, feeds in turn; of each group one."""
-    winner: dict[str, tuple[bool, int]] = {}
+    winner: dict[str, tuple[int, int]] = {}
     for feed, state in enumerate(states):
-        late = set(state["unannounced"])
         for entry in state["groups"]:
-            claim = (entry["group_id"] in late, feed)
+            claim = (entry["round"], feed)
             winner[entry["group_id"]] = min(winner.get(entry["group_id"], claim), claim)
     found = []
     for place in range(max(len(state["groups"]) for state in states)):

@@ -1,7 +1,7 @@
 """What all feeds of the learner hold together: for the pacing signal, the heartbeat and the ledger of the whole run.
 
 Each host that leads a feed puts its figures up once per pulse and sees the others' as of their last one; its own
-are live. A ledger in balance on every feed is in balance as a sum.
+are live. A host that leads none sees all as the others do. A ledger in balance on every feed is in balance as a sum.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Feeds:
         self._hosts = hosts
         self._share = share
         self._others: dict[int, Mapping[str, Any]] = {}
+        """Of the feeds that other hosts lead."""
 
     def exchange(self) -> None:
         """Put up this feed's figures and look at the others'. Raises PeerLost."""
@@ -31,9 +32,7 @@ class Feeds:
             return
         if self._share.leads:
             self._hosts.post(_BOARD, self._own())
-        self._others = {
-            view["feed"]: view for view in self._hosts.posted(_BOARD).values() if view["feed"] != self._share.feed
-        }
+        self._others = {view["feed"]: view for view in self._hosts.posted(_BOARD).values()}
 
     def _own(self) -> dict[str, Any]:
         buffer = self._buffer
@@ -50,10 +49,8 @@ class Feeds:
     def _all(self) -> list[Mapping[str, Any]]:
         """Of every feed; one that has not put up anything has nothing."""
         empty = {"fresh": 0, "waiting": 0, "cursors": {}, "ledger": Ledger().state(), "missing_episodes": 0}
-        own = self._own()
-        return [
-            own if feed == self._share.feed else self._others.get(feed, empty) for feed in range(self._share.num_feeds)
-        ]
+        own = {self._share.feed: self._own()} if self._share.leads else {}
+        return [own.get(feed) or self._others.get(feed, empty) for feed in range(self._share.num_feeds)]
 
     def queued_groups(self) -> int:
         """Fresh groups that whole batches can take, those reserved included: the feed that has fewest counts.

@@ -117,6 +117,8 @@ class Learner:
         self._snapshot_clock = 0
         self._snapshot_wanted = False
         self._checkpoint_clock = -1
+        """Of the last one submitted, as all hosts know in their main threads; `_written_clock` is the writer's."""
+        self._written_clock = -1
         self._ingestion: IngestionThread | None = None
         self._preparation: PreparationThread | None = None
         self._pulse = Pulse(
@@ -165,6 +167,7 @@ class Learner:
             self._log(f"passed over {reason}")
         self._snapshot_clock = self.clock
         self._checkpoint_clock = -1 if restored.checkpoint_clock is None else restored.checkpoint_clock
+        self._written_clock = self._checkpoint_clock
         self._pulse.worker.start()
         try:
             try:
@@ -405,12 +408,13 @@ class Learner:
             seen=seen,
             totals={"totals": self._totals.state(), "pacing": self._controller.state()},
         )
+        self._checkpoint_clock = checkpoint.clock
 
         def write() -> None:
             checkpointing.save(
                 self._store, checkpoint, incarnation=self._incarnation, hosts=self._hosts, feed=self._share.feed
             )
-            self._checkpoint_clock = checkpoint.clock
+            self._written_clock = checkpoint.clock
 
         self._checkpoints.submit(write)
 
@@ -479,7 +483,7 @@ class Learner:
             "step_seconds": self._pulse.step_seconds,
             "wait_for_data_seconds": self._totals.wait_seconds,
             "snapshot_version": self._snapshot_clock,
-            "checkpoint_clock": self._checkpoint_clock,
+            "checkpoint_clock": self._written_clock,
             "published_version": self._pulse.published_version,
             "target": self._controller.target,
             "capacity_groups": self._pulse.capacity_groups,

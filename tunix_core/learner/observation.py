@@ -81,7 +81,8 @@ class Observer:
         )
         row |= batch_flops(host, self._config.model) | columns | self._ledger() | self._rates(busy)
         self._last_row = row
-        self._recorder.record(**row)
+        if self._is_first:
+            self._recorder.record(**row)  # kept until it is flushed, which the others never do
         self._sinks.write(clock, row)
 
     def step_times(self) -> StepTimes:

@@ -84,7 +84,7 @@ class Prepared:
     made: Preparation
     """When it was chosen, packed, put on the device, committed."""
     num_deferred_groups: int
-    """Put back because the largest compiled window count did not hold them."""
+    """Put back, over all feeds, because the largest compiled window count did not hold them."""
 
 
 class Preparer:
@@ -148,8 +148,7 @@ class Preparer:
         groups, override, size = self._choose(clock, started)
         if groups is None:
             return None
-        chosen = len(groups)
-        host, parts = self._packed(groups, clock, size)
+        host, parts, num_deferred = self._packed(groups, clock, size)
         packed = self._monotonic()
         device = jax.block_until_ready(self._trainer.put(host.arrays))
         placed = self._monotonic()
@@ -159,7 +158,7 @@ class Preparer:
             device=device,
             override=override,
             made=Preparation(started, packed, placed, self._monotonic()),
-            num_deferred_groups=max(0, chosen - len(host.groups)) if self._share.leads else 0,
+            num_deferred_groups=num_deferred,
         )
 
     # ---- whether to step --------------------------------------------------------------------------
@@ -227,28 +226,33 @@ class Preparer:
 
     # ---- what is stepped on -----------------------------------------------------------------------
 
-    def _packed(self, groups: list[Group], clock: int, size: WindowSize) -> tuple[HostBatch, list[dict[str, Any]]]:
-        """This host's windows, and (on host 0) the parts of all feeds for the record."""
+    def _packed(self, groups: list[Group], clock: int, size: WindowSize) -> tuple[HostBatch, list[dict[str, Any]], int]:
+        """This host's windows, (on host 0) the parts of all feeds for the record, and how many groups they put back."""
         share, part = self._share, None
         if share.leads:
             num_fitting = fit_groups([g.rows.lengths for g in groups], size.tokens, share.num_own(size.counts[-1]))
-            self._buffer.put_back(groups[num_fitting:])
-            groups = groups[:num_fitting]
+            groups, deferred = groups[:num_fitting], groups[num_fitting:]
+            self._buffer.put_back(deferred)
             layout = lay_out(groups, size.tokens, share)
-            part = {"feed": share.feed, **record_part(groups, layout)}
+            part = {"feed": share.feed, "num_deferred": len(deferred), **record_part(groups, layout)}
         parts: list[dict[str, Any]] = []
 
         def join(payloads: list[Any]) -> dict[str, Any]:
             parts.extend(sorted((p for p in payloads if p is not None), key=lambda p: p["feed"]))
             num_windows = padded(max(p["num_windows"] for p in parts), size.counts)
-            return {"num_windows": num_windows, "parts": parts if None in payloads else None}
+            return {
+                "num_windows": num_windows,
+                "num_deferred": sum(p["num_deferred"] for p in parts),
+                "parts": parts if None in payloads else None,
+            }
 
         answer = self._hosts.lead("prepare", part, join)
         if not share.leads:
             own = answer["parts"][share.feed]
             groups = [group_of_record(entry, self._fetch) for entry in own["groups"]]
             layout = Layout(np.array(own["window"], np.int32), np.array(own["start"], np.int32), own["num_windows"])
-        return build(groups, clock, layout, (answer["num_windows"], size.tokens), self._config, share), parts
+        batch = build(groups, clock, layout, (answer["num_windows"], size.tokens), self._config, share)
+        return batch, parts, answer["num_deferred"]
 
     def _committed(
         self, host: HostBatch, parts: list[dict[str, Any]], override: bool, stop: threading.Event

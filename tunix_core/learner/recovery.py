@@ -21,6 +21,7 @@ from tunix_core.data.groups import Group
 from tunix_core.data.rows import RowFetcher
 from tunix_core.data.sharing import dealt, feed_of_shard
 from tunix_core.distributed.hosts import ALONE, Hosts, Share
+from tunix_core.errors import ObjectMissing
 from tunix_core.learner.batches import HostBatch, batch_of_record, group_of_record
 from tunix_core.learner.checkpointing import load_newest
 from tunix_core.learner.trainer import State, Trainer
@@ -94,8 +95,7 @@ def replay(
         parts = hosts.gather("replay", batch.figures.to_json() if share is None or share.leads else None)
         return batch.completed([part for part in parts if part is not None])
 
-    records = read_steps(store, buffer.clock)
-    for record in records[: hosts.lead("replay", None, lambda _: len(records))]:
+    for record in _agreed_records(store, buffer.clock, hosts):
         batch = batch_of_record(record, fetch, config, share, complete)
         held = {group.group_id: group for group in batch.groups}
         for entry in record["groups"]:
@@ -110,6 +110,20 @@ def replay(
         execute(batch, record)
         buffer.advance(record["clock"])
         yield record["clock"]
+
+
+def _agreed_records(store: ObjectStore, clock: int, hosts: Hosts) -> list[dict[str, Any]]:
+    """The same ones on every host. One may be committed meanwhile, by a life that was thought over: the others look only
+    after host 0 has counted."""
+    records = read_steps(store, clock) if hosts.is_first else []
+    count: int = hosts.lead("replay", None, lambda _: len(records))
+    if not hosts.is_first:
+        records = read_steps(store, clock)
+        if len(records) < count:
+            raise ObjectMissing(
+                f"step records after {clock}: received {len(records)}, accepted {count}, as host 0 found"
+            )
+    return records[:count]
 
 
 def _consume(buffer: ReplayBuffer, group: Group) -> None:
