@@ -247,7 +247,7 @@ def test_it_is_in_checkpoints_and_never_published() -> None:
     trainer, plain = DecoderTrainer(make_config(**GAE)), DecoderTrainer(make_config())
     published = flatten_parameters(make_parameters(1))
     state = trainer.initial_state(published)
-    state = state._replace(params=attached(state.params, with_head(1)["value_head"]))
+    state = state._replace(params=attached(state.params, jax.tree.map(jnp.asarray, with_head(1)["value_head"])))
     tensors = trainer.tensors(state)
     assert tensors.keys() == published.keys(), "an actor loads exactly the decoder"
     for name, tensor in tensors.items():
