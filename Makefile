@@ -77,7 +77,7 @@ test: install models  ## The test suite, with the coverage of tunix_core.
 chaos: install  ## What `make test` leaves out: the main job under kill -9 and without Airflow, on a folder and on gs://.
 	$(BIN)/python -m pytest -m slow -rP $(TEST_ARGS)
 
-meshes: install  ## Every mesh of 8 forced CPU devices against one device: dense and adapters, both schedules.
+meshes: install  ## Every mesh of 8 forced CPU devices against one device, and four hosts against one.
 	$(BIN)/python -m pytest -m meshes -v $(TEST_ARGS)
 
 tpu-plans: install  ## The learner's step through the TPU compiler for described TPUs, up to 70B, in .venv-tpu.

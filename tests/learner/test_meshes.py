@@ -145,7 +145,7 @@ def test_a_mesh_that_divides_nothing_evenly_is_refused(axis: str, devices: int, 
 
 
 def test_a_schedule_without_stages_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"mesh\.schedule: received gpipe, accepted 1f1b .* without stages"):
+    with pytest.raises(ConfigError, match=r"mesh\.schedule: received 'gpipe', accepted 1f1b .* without stages"):
         MeshConfig(schedule="gpipe")
 
 

@@ -201,6 +201,7 @@ def four(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Story:
     return tell(tmp_path_factory.mktemp("four"), cache, config, [(4, 1, 3), (4, 1, None)])
 
 
+@pytest.mark.meshes
 def test_four_hosts_with_tensor_across_them_equal_one_process(four: Story) -> None:
     """Two hosts feed; the two others build the same windows from the record."""
     received, expected = weights(four.folder, four.num_steps), weights(four.whole, four.num_steps)
@@ -215,6 +216,7 @@ def test_four_hosts_with_tensor_across_them_equal_one_process(four: Story) -> No
         assert four.gangs[1].lines(host, "put") == four.gangs[1].lines(others, "put")
 
 
+@pytest.mark.meshes
 def test_a_checkpoint_of_four_hosts_restores_on_another_mesh(four: Story, cache: Path) -> None:
     """fsdp 2, stage 2, on two hosts with two devices each: the last step again, to float32's tolerance."""
     folder = four.folder.parent / "other"
