@@ -131,7 +131,7 @@ def goals_of(figures: dict[str, Any]) -> list[Goal]:
 
 
 def measure(*, quick: bool) -> tuple[dict[str, Any], list[Goal]]:
-    cases = [("4.5M", 10, 2)] if quick else [("small", 96, 7), ("4.5M", 28, 5)]
+    cases = [("4.5M", 14, 2)] if quick else [("small", 96, 7), ("4.5M", 28, 5)]
     models = [measure_model(*case) for case in cases]
     return {"models": models}, [goal for figures in models for goal in goals_of(figures)]
 
