@@ -94,7 +94,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def _require_all_devices(mesh: Any, topology: Any) -> None:
-    size = mesh.data * mesh.fsdp * mesh.stage * mesh.tensor
+    size = mesh.num_devices
     if size != topology.num_devices:
         raise ConfigError(
             "--mesh",

@@ -11,17 +11,13 @@ import jax
 import pytest
 
 from tests.support.airflow_service import ScriptedAirflow, scripted_airflow
-
-QUICK_COMPILER = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+from tests.support.quick_compiler import QUICK_FLAGS
 
 
 def _compile_quickly() -> None:
-    """Programs of tests run a few times and compile in a third of the time without optimisation.
-
-    Only in this process: XLA reads its flags once. What tests start compiles as users' processes do.
-    """
+    """Only in this process: XLA reads its flags once. What tests start compiles as users' processes do."""
     before = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{before} {QUICK_COMPILER}".strip()
+    os.environ["XLA_FLAGS"] = f"{before} {QUICK_FLAGS}".strip()
     jax.devices()
     del os.environ["XLA_FLAGS"]
     if before:

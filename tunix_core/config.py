@@ -548,7 +548,7 @@ class RunConfig:
     @property
     def microbatch_windows(self) -> int:
         """Windows of one micro-batch, over all data shards."""
-        return self.learner.windows_per_microbatch * self.mesh.data * self.mesh.fsdp
+        return self.learner.windows_per_microbatch * self.mesh.num_window_shards
 
     @property
     def window_sizes(self) -> tuple[int, ...]:

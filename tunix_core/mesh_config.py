@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 from tunix_core.errors import ConfigError
 from tunix_core.model_config import ModelConfig
 from tunix_core.validation import require, require_choice, require_range
+
+AXES = ("data", "fsdp", "stage", "tensor")
 
 Schedule = Literal["1f1b", "gpipe"]
 
@@ -29,8 +32,8 @@ class MeshConfig:
     gpipe of all."""
 
     def __post_init__(self) -> None:
-        for axis in ("data", "fsdp", "stage", "tensor"):
-            require_range(f"mesh.{axis}", getattr(self, axis), 1)
+        for axis, devices in self.sizes.items():
+            require_range(f"mesh.{axis}", devices, 1)
         require_choice("mesh.schedule", self.schedule, Schedule)
         require(
             self.schedule == "1f1b" or self.stage > 1,
@@ -39,6 +42,20 @@ class MeshConfig:
             "1f1b (the default) without stages",
             "There is nothing to schedule: set mesh.stage above 1, or leave it out.",
         )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Axis -> devices, in the mesh's order."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(self.sizes.values())
+
+    @property
+    def num_window_shards(self) -> int:
+        """Parts that a batch's windows are split into."""
+        return self.data * self.fsdp
 
     def check(self, model: ModelConfig, window_tokens: int, field: str = "learner.window_tokens") -> None:
         """

@@ -139,3 +139,10 @@ def terminate(targets: Iterable[ProcessIdentity], grace_seconds: float) -> list[
     killed = [p for p in alive if p.send(signal.SIGKILL)]
     wait_until(lambda: not any(p.is_alive() for p in killed), 5.0)
     return killed
+
+
+def free_port() -> int:
+    """A port of the loopback address that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -15,18 +14,18 @@ import numpy as np
 
 from tests.learner.processes import ROOT, tiny_config
 from tests.learner.support import VOCAB, write_shards
+from tests.support.quick_compiler import QUICK_FLAGS
 from tunix_core import paths
 from tunix_core.config import RunConfig
 from tunix_core.config_loading import config_from_dict, config_to_dict
 from tunix_core.models.decoder import flatten_parameters, init_parameters
+from tunix_core.processes import free_port
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.run_directory import create_run
 from tunix_core.storage.snapshots import SnapshotStore
 from tunix_core.storage.store import open_store
 
 PEER_TIMEOUT_SECONDS = 10
-_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-"""Compiles in a fraction of the time. JAX's cache on disk serves host 0 alone."""
 _LIMIT_SECONDS = 240
 
 
@@ -57,12 +56,6 @@ def create(folder: Path, config: RunConfig, num_groups: int) -> None:
     assert config.model.vocab_size == VOCAB
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 class Gang:
     """One attempt of all hosts."""
 
@@ -83,8 +76,8 @@ class Gang:
             environment = {
                 **os.environ,
                 "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_per_host} {_QUICK}",
-                "TUNIX_COMPILATION_CACHE": str(cache),
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_per_host} {QUICK_FLAGS}",
+                "TUNIX_COMPILATION_CACHE": str(cache),  # JAX's serves host 0 alone
                 "WATCHED_STEP_SECONDS": str(step_seconds),
             }
             if num_hosts > 1:

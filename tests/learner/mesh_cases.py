@@ -8,22 +8,20 @@ XLA_FLAGS=--xla_force_host_platform_device_count=8, and writes what each case ga
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import sys
 from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
-from tests.learner.step_cases import WINDOW_TOKENS, make_config, make_sequences
+from tests.learner.step_cases import WINDOW_TOKENS, denominators, make_config, make_sequences
 from tunix_core.config import MeshConfig, ModelConfig, OptimizerConfig, PreferencesConfig, RunConfig
 from tunix_core.data.packing import PackedArrays
 from tunix_core.distributed.compilation import CompilationCounter
-from tunix_core.distributed.mesh import AXES
+from tunix_core.distributed.mesh import make_mesh
 from tunix_core.environments.demonstrations import Demonstration
-from tunix_core.learner.batches import update_of_window
 from tunix_core.learner.examples import pack_examples
 from tunix_core.learner.held_out_loss import HeldOutLoss
 from tunix_core.learner.objectives import preference_objective, supervised_objective
@@ -69,12 +67,6 @@ MODELS = {
         experts_per_token=2,
     ),
 }
-
-
-def factorisations(devices: int = DEVICES) -> list[tuple[int, int, int, int]]:
-    """Of all devices over (data, fsdp, stage, tensor)."""
-    sizes = [n for n in range(1, devices + 1) if devices % n == 0]
-    return [shape for shape in itertools.product(sizes, repeat=4) if int(np.prod(shape)) == devices]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,28 +146,20 @@ def make_step(case: Case, config: RunConfig, mesh: Mesh) -> TrainStep:
     return TrainStep(config, mesh, objective=objectives[case.objective], optimizer=make_optimizer(config.optimizer))
 
 
-def denominators(batch: PackedArrays, case: Case, step: TrainStep) -> np.ndarray:
-    update = update_of_window(len(batch.tokens), step.config)
-    return np.array([batch.loss_mask[update == k].sum() for k in range(case.updates)], np.float32)
-
-
 def same_bits(first: Any, second: Any) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
 
 
 def run(case: Case) -> dict[str, np.ndarray]:
     config = case.config()
-    shape = case.shape
-    kinds = (AxisType.Auto,) * len(AXES)
-    mesh = jax.make_mesh(shape, AXES, axis_types=kinds, devices=jax.devices()[: int(np.prod(shape))])
-    step = make_step(case, config, Mesh(mesh.devices, AXES))
+    step = make_step(case, config, make_mesh(config.mesh, jax.devices()[: config.mesh.num_devices]))
     step.compile(32)
     reference = step.put_reference(parameters(config.model, 2, trained=False))
     work = batches(config) if case.objective != "dpo" else [pairs(seed) for seed in range(STEPS)]
 
     def update(state: Any, number: int) -> tuple[Any, Any]:
         batch = work[number]
-        return step(state, reference, step.put(batch), denominators(batch, case, step))
+        return step(state, reference, step.put(batch), denominators(step, batch))
 
     def start() -> Any:
         return step.init_state(parameters(config.model, 1, trained=True))

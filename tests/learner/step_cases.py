@@ -10,13 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
 from tunix_core.config import (
     ActorConfig,
     AlgorithmConfig,
     LearnerConfig,
-    MeshConfig,
     ModelConfig,
     OptimizerConfig,
     RunConfig,
@@ -149,14 +147,12 @@ def rising_rate(count: Any) -> Any:
     return 1.0 + count
 
 
-def two_updates_step(windows_per_microbatch: int, mesh: Mesh | None = None, **algorithm: Any) -> TrainStep:
+def two_updates_step(windows_per_microbatch: int, **algorithm: Any) -> TrainStep:
     """Two plain gradient steps per batch, with a rate that rises from one to the next."""
     config = make_config(windows_per_microbatch=windows_per_microbatch, updates_per_batch=2, **algorithm)
-    if mesh is not None:
-        config = dataclasses.replace(config, mesh=MeshConfig(data=mesh.shape["data"]))
     step = TrainStep(
         config,
-        make_mesh(config.mesh) if mesh is None else mesh,
+        make_mesh(config.mesh),
         objective=policy_objective(config.model, config.algorithm),
         optimizer=optax.sgd(rising_rate),
         num_updates=2,
@@ -166,9 +162,9 @@ def two_updates_step(windows_per_microbatch: int, mesh: Mesh | None = None, **al
 
 
 def denominators(step: TrainStep, batch: PackedArrays) -> np.ndarray:
-    """Policy tokens of each of the two updates."""
+    """Policy tokens of each of the step's updates."""
     update = update_of_window(len(batch.tokens), step.config)
-    return np.array([batch.loss_mask[update == k].sum() for k in range(2)], np.float32)
+    return np.array([batch.loss_mask[update == k].sum() for k in range(step.plan.num_updates)], np.float32)
 
 
 def two_updates(step: TrainStep, sequences: Sequences) -> tuple[dict[str, np.ndarray], dict[str, float]]:

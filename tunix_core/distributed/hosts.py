@@ -26,9 +26,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from tunix_core.distributed.parallel import AXES, WINDOW_AXES
+from tunix_core.distributed.parallel import WINDOW_AXES
 from tunix_core.errors import ConfigError, PeerLost
 from tunix_core.meeting import meeting_of
+from tunix_core.mesh_config import AXES
 
 _JOIN_SECONDS = 300
 _LOOK_AGAIN_SECONDS = 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,9 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tunix_core.config import MeshConfig, RunConfig
-from tunix_core.distributed.parallel import AXES, WINDOW_AXES, Parallel
+from tunix_core.distributed.parallel import WINDOW_AXES, Parallel
 from tunix_core.errors import ConfigError
+from tunix_core.mesh_config import AXES
 
 REPLICATED = PartitionSpec()
 
@@ -24,16 +24,15 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     Raises:
         ConfigError: the axes' product is not the number of devices, or `data` not a multiple of the slices.
     """
-    shape = tuple(getattr(config, axis) for axis in AXES)
     devices = jax.devices() if devices is None else devices
-    if math.prod(shape) != len(devices):
+    if config.num_devices != len(devices):
         raise ConfigError(
             "mesh",
-            dict(zip(AXES, shape, strict=True)),
+            config.sizes,
             f"axes whose product is the number of devices, {len(devices)}",
             "Change the axes of mesh, or the devices that the process sees.",
         )
-    kinds = (AxisType.Auto,) * len(AXES)
+    shape, kinds = tuple(config.sizes.values()), (AxisType.Auto,) * len(AXES)
     if devices[0].platform == "tpu":
         return Mesh(_along_links(shape, devices), AXES, axis_types=kinds)
     return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
@@ -41,7 +40,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 
 def has_mesh(config: MeshConfig) -> bool:
     """This process sees the devices of the mesh; of one over several hosts, only a learner that met the others does."""
-    return math.prod(getattr(config, axis) for axis in AXES) == len(jax.devices())
+    return config.num_devices == len(jax.devices())
 
 
 def make_local_mesh(config: RunConfig) -> tuple[RunConfig, Mesh]:
@@ -53,7 +52,7 @@ def make_local_mesh(config: RunConfig) -> tuple[RunConfig, Mesh]:
     Raises:
         ConfigError: the process has more devices than the mesh.
     """
-    if math.prod(getattr(config.mesh, axis) for axis in AXES) <= len(jax.devices()):
+    if config.mesh.num_devices <= len(jax.devices()):
         return config, make_mesh(config.mesh)
     alone = dataclasses.replace(config, mesh=MeshConfig())
     return alone, make_mesh(alone.mesh, jax.devices()[:1])

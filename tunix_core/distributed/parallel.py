@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-AXES = ("data", "fsdp", "stage", "tensor")
+from tunix_core.mesh_config import AXES
 
 WINDOW_AXES = ("data", "fsdp")
 """The axes that windows are split over."""
@@ -84,11 +84,6 @@ class Parallel:
         process, and then their programs do, and their collectives never meet."""
         chosen = set(axes)
         return tuple(axis for axis in AXES if axis in chosen and getattr(self, axis) > 1)
-
-    @property
-    def num_window_shards(self) -> int:
-        """Into how many parts a batch's windows are split."""
-        return self.data * self.fsdp
 
     def vary(self, tree: Any) -> Any:
         """Every leaf varying over all axes."""

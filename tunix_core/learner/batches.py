@@ -106,7 +106,7 @@ class HostBatch:
 
 def share_of_one(config: RunConfig) -> Share:
     """All windows."""
-    return whole_share(config.mesh.data * config.mesh.fsdp)
+    return whole_share(config.mesh.num_window_shards)
 
 
 def longest(groups: Sequence[Group]) -> int:
@@ -214,7 +214,7 @@ def update_of_window(num_windows: int, config: RunConfig, share: Share | None = 
     Args:
         share: of the host whose windows they are; None: all windows of the batch.
     """
-    num_shards = config.mesh.data * config.mesh.fsdp if share is None else len(share.own)
+    num_shards = config.mesh.num_window_shards if share is None else len(share.own)
     return (
         np.arange(num_windows)
         // (config.learner.windows_per_microbatch * num_shards)

@@ -37,10 +37,11 @@ class Feeds:
     def _own(self) -> dict[str, Any]:
         buffer = self._buffer
         with buffer.lock:
+            waiting = buffer.num_fresh(buffer.clock)
             return {
                 "feed": self._share.feed,
-                "fresh": buffer.num_fresh(buffer.clock) + buffer.num_reserved(),
-                "waiting": buffer.num_fresh(buffer.clock),
+                "fresh": waiting + buffer.num_reserved(),
+                "waiting": waiting,
                 "cursors": (buffer.cursors or {"cursors": {}})["cursors"],
                 "ledger": buffer.ledger.state(),
                 "missing_episodes": buffer.missing_episodes,

@@ -106,11 +106,11 @@ class Objective:
             return Predictions(logprobs, entropy)
         return Predictions(logprobs, entropy, _before(parallel.whole(value_head.values(params, states))))
 
-    def predict(self, model: ModelConfig, params: Params, batch: Batch, parallel: Parallel = ALONE) -> Predictions:
-        """A whole forward pass, where no stages divide it."""
-        x = embed(params, model, batch.tokens, parallel)
-        x = run_blocks(params["blocks"], model, x, batch.positions, batch.segment_ids, parallel)
-        return self.read(model, params, x, batch, parallel)
+    def predict(self, model: ModelConfig, params: Params, batch: Batch) -> Predictions:
+        """A whole forward pass, on a device alone."""
+        x = embed(params, model, batch.tokens)
+        x = run_blocks(params["blocks"], model, x, batch.positions, batch.segment_ids)
+        return self.read(model, params, x, batch, ALONE)
 
     def __call__(
         self, trained: Params, reference: Params, batch: Batch, denominator: jax.Array, start: Predictions | None = None

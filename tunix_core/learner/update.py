@@ -29,7 +29,7 @@ from tunix_core.learner.objectives import Given, Objective, Predictions, Sums, f
 from tunix_core.model_config import ModelConfig
 from tunix_core.models.decoder import embed, run_blocks
 from tunix_core.models.parameters import Params
-from tunix_core.models.partitioning import as_used
+from tunix_core.models.partitioning import as_differentiated
 
 
 class TrainState(NamedTuple):
@@ -199,9 +199,8 @@ def _advance(
 ) -> tuple[TrainState, _Outcome]:
     """Update k; parameters and optimizer state stay as they are where it is not finite, or has no policy token."""
     divisor = jnp.maximum(denominator, 1)
-    # Differentiated as they are used: a micro-batch's gradient is in the compute type, as its products are, their sum in
-    # float32. The embedding's adds up over tokens, within a micro-batch too.
-    params = as_used(plan.parallel.vary(state.params), plan.objective.model.compute_dtype, keep=("embedding",))
+    # A micro-batch's gradient is in the compute type, as its products are; their sum is float32.
+    params = as_differentiated(plan.parallel.vary(state.params), plan.objective.model.compute_dtype)
     loss, gradient, sums = _accumulate(plan, params, reference, batch, given, divisor, k)
     loss = plan.parallel.total(loss, LOSS_AXES)
     gradient = _summed(plan, gradient)

@@ -62,7 +62,6 @@ def hidden_states(
     tokens: jax.Array,
     positions: jax.Array,
     segment_ids: jax.Array,
-    parallel: Parallel = ALONE,
 ) -> jax.Array:
     """Final hidden states of packed windows; a token attends to its own segment, causally.
 
@@ -70,14 +69,12 @@ def hidden_states(
         tokens: int32 `[B, T]`.
         positions: int32 `[B, T]`, restarting at 0 with each segment.
         segment_ids: int32 `[B, T]`, contiguous; 0 is padding.
-        parallel: the mesh; with stages, call the three parts by themselves.
 
     Returns:
-        `[B, T, D]` in the compute type, normalised, ready for the head; on a tensor axis the device's part of T.
-            Entry t predicts token t + 1.
+        `[B, T, D]` in the compute type, normalised, ready for the head. Entry t predicts token t + 1.
     """
-    x = embed(params, config, tokens, parallel)
-    x = run_blocks(params["blocks"], config, x, positions, segment_ids, parallel)
+    x = embed(params, config, tokens)
+    x = run_blocks(params["blocks"], config, x, positions, segment_ids)
     return final_norm(config, params)(x)
 
 

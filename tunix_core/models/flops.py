@@ -41,25 +41,39 @@ class _Products(NamedTuple):
     adapters: int
 
 
-def _products(config: ModelConfig) -> _Products:
-    width = config.model_width
+def layer_shapes(config: ModelConfig, num_experts: int = 1) -> dict[str, tuple[int, int]]:
+    """Rows and columns of a layer's products with weights, those of so many experts side by side."""
+    width, hidden = config.model_width, config.mlp_width * num_experts
     heads, kv_heads = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
-    shapes = {
+    return {
         "query": (width, heads),
         "key": (width, kv_heads),
         "value": (width, kv_heads),
         "output": (heads, width),
-        "gate": (width, config.mlp_width),
-        "up": (width, config.mlp_width),
-        "down": (config.mlp_width, width),
+        "gate": (width, hidden),
+        "up": (width, hidden),
+        "down": (hidden, width),
     }
-    active = config.experts_per_token or 1
-    layer = sum(
-        rows * columns * (active if name in ("gate", "up", "down") else 1) for name, (rows, columns) in shapes.items()
-    )
+
+
+def layer_elements(config: ModelConfig, num_experts: int = 1) -> int:
+    """Of those weights together."""
+    return sum(rows * columns for rows, columns in layer_shapes(config, num_experts).values())
+
+
+def adapter_elements(config: ModelConfig) -> int:
+    """Of a layer's adapters."""
+    shapes = layer_shapes(config)
+    return sum(config.lora_rank * sum(shapes[name]) for name in config.lora_targets)
+
+
+def _products(config: ModelConfig) -> _Products:
+    width = config.model_width
+    layer = layer_elements(config, config.experts_per_token or 1)
     layer += width * config.num_experts  # the router
-    low_rank = sum(config.lora_rank * sum(shapes[name]) for name in config.lora_targets)
-    return _Products(config.num_layers * layer + width * config.vocab_size, config.num_layers * low_rank)
+    return _Products(
+        config.num_layers * layer + width * config.vocab_size, config.num_layers * adapter_elements(config)
+    )
 
 
 def attention_flops(config: ModelConfig, lengths: np.ndarray) -> int:

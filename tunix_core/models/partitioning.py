@@ -93,6 +93,11 @@ GATHERED = "gathered"
 """Weights that a layer gathered: never kept for the backward pass, which gathers them again."""
 
 
+def as_differentiated(params: Mapping[str, Any], compute_dtype: Any) -> dict[str, Any]:
+    """Weights as their gradients are taken: as used, but for the embedding, whose gradient adds up over tokens."""
+    return as_used(params, compute_dtype, keep=("embedding",))
+
+
 def as_used(params: Mapping[str, Any], compute_dtype: Any, *, keep: tuple[str, ...] = ()) -> dict[str, Any]:
     """Weights as forward passes use them: those of products in the compute type already.
 

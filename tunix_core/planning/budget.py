@@ -21,8 +21,9 @@ from tunix_core.learner import value_head
 from tunix_core.learner.train_step import make_optimizer
 from tunix_core.model_config import ModelConfig
 from tunix_core.models.decoder import default_chunk_tokens
+from tunix_core.models.flops import layer_elements
 from tunix_core.models.parameters import Params, abstract_parameters, trained_parameters
-from tunix_core.models.partitioning import as_used, partition_specs
+from tunix_core.models.partitioning import as_differentiated, as_used, partition_specs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,11 +66,6 @@ def num_windows(config: RunConfig) -> int:
     return num_microbatches(config) * config.microbatch_windows
 
 
-def parallel_for(config: RunConfig) -> Parallel:
-    mesh = config.mesh
-    return Parallel(mesh.data, mesh.fsdp, mesh.stage, mesh.tensor)
-
-
 def _bytes(parallel: Parallel, leaf: Any, spec: Any = ()) -> int:
     parts = math.prod(getattr(parallel, axis) for axis in spec if axis)
     return leaf.size * np.dtype(leaf.dtype).itemsize // parts
@@ -93,7 +89,7 @@ def _shapes(config: RunConfig) -> tuple[Params, Any, Params]:
 
 def budget(config: RunConfig) -> Budget:
     """Of a step of reinforcement learning, on the device that holds most."""
-    parallel = parallel_for(config)
+    parallel = Parallel(**config.mesh.sizes)
     plain = dataclasses.replace(config, mesh=type(config.mesh)())
     trained, state, reference = _shapes(plain)
     of_optimizer = optax.tree_utils.tree_map_params(
@@ -104,7 +100,7 @@ def budget(config: RunConfig) -> Budget:
         transform_non_params=functools.partial(_bytes, parallel),
     )
     parameters = _tree_bytes(trained, parallel)
-    used = as_used(trained, config.model.compute_dtype, keep=("embedding",))
+    used = as_differentiated(trained, config.model.compute_dtype)
     return Budget(
         parameters=parameters,
         optimizer=sum(jax.tree.leaves(of_optimizer)),
@@ -144,32 +140,13 @@ def _activation_bytes(config: RunConfig, parallel: Parallel) -> int:
     logits = 3 * 4 * chunk * model.vocab_size // tensor
     hidden = 3 * tokens * model.model_width * width  # before the head, whole along tensor, and its gradient
     head = _gathered(model.vocab_size * model.model_width // tensor, parallel, width) + hidden + logits
-    layer = 2 * of_layer + _gathered(_layer_weights(model) // tensor, parallel, width)
+    layer = 2 * of_layer + _gathered(layer_elements(model, max(1, model.num_experts)) // tensor, parallel, width)
     return num_layers * kept + held * stream + max(head, layer)
 
 
 def _gathered(num_elements: int, parallel: Parallel, width: int) -> int:
     """A weight in the compute type, whole, and its gradient."""
     return num_elements * width * (3 if parallel.fsdp > 1 else 2)
-
-
-def layer_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Of the products of a layer; with experts, of all of them."""
-    heads, kv_heads = model.num_heads * model.head_width, model.num_kv_heads * model.head_width
-    hidden = model.mlp_width * max(1, model.num_experts)
-    return {
-        "query": (model.model_width, heads),
-        "key": (model.model_width, kv_heads),
-        "value": (model.model_width, kv_heads),
-        "output": (heads, model.model_width),
-        "gate": (model.model_width, hidden),
-        "up": (model.model_width, hidden),
-        "down": (hidden, model.model_width),
-    }
-
-
-def _layer_weights(model: ModelConfig) -> int:
-    return sum(rows * columns for rows, columns in layer_shapes(model).values())
 
 
 def _layer_activations(model: ModelConfig, tokens: int, tensor: int) -> int:

@@ -18,7 +18,6 @@ from jax.experimental import topologies
 from tunix_core.config import RunConfig
 from tunix_core.config_loading import config_from_dict
 from tunix_core.distributed.mesh import make_mesh
-from tunix_core.distributed.parallel import AXES
 from tunix_core.learner.train_step import make_train_step
 from tunix_core.planning.budget import num_windows
 from tunix_core.planning.gathers import misplaced
@@ -45,7 +44,7 @@ def compile_step(config: RunConfig, topology: str, num_slices: int, text_file: s
     text = executable.as_text()
     if text_file:
         Path(text_file).write_text(text)
-    found = collectives(text, {axis: getattr(config.mesh, axis) for axis in AXES})
+    found = collectives(text, config.mesh.sizes)
     return {
         "argument_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,

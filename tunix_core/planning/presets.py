@@ -9,8 +9,8 @@ from typing import Any
 
 from tunix_core.config import RunConfig
 from tunix_core.config_loading import config_from_dict, load_recipe, overridden, recipe_names
-from tunix_core.distributed.parallel import AXES
 from tunix_core.errors import ConfigError, DataError
+from tunix_core.mesh_config import AXES
 from tunix_core.models.huggingface import model_config
 
 _LLAMA = {"model_type": "llama", "vocab_size": 128256, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}

@@ -120,8 +120,7 @@ def _leanest(config: RunConfig, topology: Topology) -> Candidate | None:
 
 def described(mesh: MeshConfig) -> str:
     """`fsdp=4,tensor=8`, as `--mesh` takes it."""
-    sizes = {axis: getattr(mesh, axis) for axis in ("data", "fsdp", "stage", "tensor")}
-    return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "data=1"
+    return ",".join(f"{axis}={size}" for axis, size in mesh.sizes.items() if size > 1) or "data=1"
 
 
 def advice(config: RunConfig, topology: Topology, needed_bytes: int = 0) -> list[Change]:

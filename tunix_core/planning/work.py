@@ -11,8 +11,15 @@ import dataclasses
 import numpy as np
 
 from tunix_core.config import RunConfig
-from tunix_core.models.flops import attention_flops, product_flops, reference_flops, update_flops
-from tunix_core.planning.budget import layer_shapes, num_microbatches, num_windows
+from tunix_core.models.flops import (
+    adapter_elements,
+    attention_flops,
+    layer_elements,
+    product_flops,
+    reference_flops,
+    update_flops,
+)
+from tunix_core.planning.budget import num_microbatches, num_windows
 from tunix_core.planning.chips import Chip
 
 
@@ -76,7 +83,7 @@ def _traffic(config: RunConfig) -> dict[str, int]:
     passes = 1 + (config.learner.updates_per_batch > 1)  # of the reference and the start, forward only
     forward = passes + 1 + (mesh.stage > 1) + (model.remat == "layer")
     backward = 1
-    layer = sum(rows * columns for rows, columns in layer_shapes(model).values())
+    layer = layer_elements(model, max(1, model.num_experts))
     weights = num_layers * layer + 2 * model.vocab_size * model.model_width
     whole = weights * width // mesh.tensor
     sent = {
@@ -87,6 +94,5 @@ def _traffic(config: RunConfig) -> dict[str, int]:
         "data": 2 * 4 * (whole // width) // mesh.fsdp * (mesh.data - 1) // mesh.data,
     }
     if model.lora_rank:
-        ranks = num_layers * sum(model.lora_rank * sum(layer_shapes(model)[name]) for name in model.lora_targets)
-        sent["data"] = 2 * 4 * ranks * (mesh.data - 1) // mesh.data
+        sent["data"] = 2 * 4 * num_layers * adapter_elements(model) * (mesh.data - 1) // mesh.data
     return {axis: amount for axis, amount in sent.items() if amount}
