@@ -166,6 +166,27 @@ def test_hosts_replay_as_many_records_as_host_0_counts(tmp_path: Path) -> None:
     assert on_all([Hosts(index, 2, service) for index in range(2)], resume) == [[1, 2, 3]] * 2
 
 
+def test_a_record_committed_after_host_0_has_counted_is_replayed_by_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, run = open_run(tmp_path), config()
+    write_records(store, run, 3)
+    last = store.get(paths.step(3))
+    store.delete(paths.step(3))
+    read, looked = recovery.read_steps, threading.Event()
+
+    def late(store: ObjectStore, clock: int) -> Any:
+        if looked.is_set():  # host 0 has
+            store.put(paths.step(3), last)
+        looked.set()
+        return read(store, clock)
+
+    monkeypatch.setattr(recovery, "read_steps", late)
+    service = Service()
+    found = on_all([Hosts(index, 2, service) for index in range(2)], lambda hosts: replayed(store, run, hosts))
+    assert found == [[1, 2]] * 2
+
+
 def test_a_host_that_finds_fewer_records_than_host_0_says_so(tmp_path: Path) -> None:
     store, run = open_run(tmp_path), config()
     write_records(store, run, 2)
