@@ -12,7 +12,7 @@ from typing import Any
 from tests.actor.support import ACTOR, MODEL, weights
 from tunix_core.actor.loop import Actor
 from tunix_core.config import AlgorithmConfig, EnvironmentConfig, LearnerConfig, RunConfig
-from tunix_core.environments import Environment, Observation, StepResult
+from tunix_core.environments import Environment, Observation, StepResult, ToolCall
 from tunix_core.errors import EnvironmentFailure
 from tunix_core.models.decoder import flatten_parameters
 from tunix_core.storage.control import LearnerSignal, request_stop, write_learner_signal
@@ -53,7 +53,7 @@ class ScriptedEnvironment:
         self._steps = 0
         return Observation(f"go {seed % 10}")
 
-    async def step(self, text: str) -> StepResult:
+    async def step(self, message: str) -> StepResult:
         self._steps += 1
         if self._fault == "raise":
             raise EnvironmentFailure("scripted")
@@ -62,11 +62,12 @@ class ScriptedEnvironment:
         if self._fault == "hang":
             await asyncio.Event().wait()
         if self._steps < 2:
-            return StepResult("ok", 0.0, False, "get", True, {}, 0.0)
-        return StepResult("", float(len(text) % 2), True, "", True, {"answer": float(len(text) % 2)}, 0.0)
+            return StepResult("ok", 0.0, False, (ToolCall("get", True),))
+        answer = float(len(message) % 2)
+        return StepResult("", answer, True, components={"answer": answer})
 
-    def demonstration(self, seed: int) -> list[tuple[str, str]]:
-        return [("prompt", f"go {seed % 10}"), ("policy", "a"), ("tool", "ok"), ("policy", "a")]
+    async def close(self) -> None:
+        pass
 
 
 def no_fault(_seed: int) -> str:

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tunix_core.actor.engine import Engine, TurnEnd
+from tunix_core.actor.engine import Engine
+from tunix_core.actor.policy_engine import TurnEnd
 from tunix_core.config import ActorConfig, ModelConfig
 from tunix_core.models import decoder
 from tunix_core.tokenizer import ByteTokenizer

@@ -3,6 +3,7 @@ import pytest
 
 from tests.actor.support import ACTOR, engine, expected_logprobs, run_until_parked, weights
 from tunix_core.actor.engine import Engine
+from tunix_core.actor.policy_engine import Request
 from tunix_core.actor.sampling import request_key
 from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.tokenizer import ByteTokenizer
@@ -15,7 +16,7 @@ def converse(subject: Engine, num_turns: int, temperature: float = 0.7) -> list[
     """Conversations that start at different times, so that slots are in different states."""
     slots = []
     for i, prompt in enumerate(PROMPTS):
-        slot = subject.acquire(request_key("engine", i), temperature)
+        slot = subject.acquire(Request(key=request_key("engine", i), temperature=temperature))
         subject.begin_turn(slot, prompt)
         slots.append(slot)
         subject.run_once()
@@ -39,12 +40,12 @@ def sampler(params) -> Engine:
 
 
 def check(subject: Engine, slot: int, params, temperature: float) -> None:
-    length = subject.lengths[slot]
-    mask = subject.loss_mask[slot, :length]
-    expected = expected_logprobs(params, subject.tokens[slot, :length], temperature)
-    np.testing.assert_allclose(subject.logprobs[slot, :length][mask], expected[mask], atol=2e-5)
-    assert (subject.logprobs[slot, :length][~mask] == 0).all()
-    assert (subject.versions[slot, :length][~mask] == -1).all()
+    length = subject.transcripts.lengths[slot]
+    mask = subject.transcripts.loss_mask[slot, :length]
+    expected = expected_logprobs(params, subject.transcripts.tokens[slot, :length], temperature)
+    np.testing.assert_allclose(subject.transcripts.logprobs[slot, :length][mask], expected[mask], atol=2e-5)
+    assert (subject.transcripts.logprobs[slot, :length][~mask] == 0).all()
+    assert (subject.transcripts.versions[slot, :length][~mask] == -1).all()
 
 
 def test_logprobs_are_those_of_the_sampling_temperature(sampler: Engine, params) -> None:
@@ -52,19 +53,19 @@ def test_logprobs_are_those_of_the_sampling_temperature(sampler: Engine, params)
         slots = converse(sampler, 3, temperature)
         for slot in slots:
             check(sampler, slot, params, temperature)
-            assert sampler.loss_mask[slot].sum() >= 3
+            assert sampler.transcripts.loss_mask[slot].sum() >= 3
             sampler.release(slot)
 
 
 def test_policy_and_environment_tokens_alternate(sampler: Engine) -> None:
     slots = converse(sampler, 2)
     for slot, prompt, answer in zip(slots, PROMPTS, ANSWERS, strict=True):
-        length = int(sampler.lengths[slot])
-        mask = sampler.loss_mask[slot, :length]
+        length = int(sampler.transcripts.lengths[slot])
+        mask = sampler.transcripts.loss_mask[slot, :length]
         first = int(np.argmax(mask))
-        assert sampler.tokens[slot, :first].tolist() == prompt
+        assert sampler.transcripts.tokens[slot, :first].tolist() == prompt
         gap = np.flatnonzero(~mask[first:]) + first
-        assert sampler.tokens[slot, gap].tolist() == answer
+        assert sampler.transcripts.tokens[slot, gap].tolist() == answer
         assert gap.tolist() == list(range(gap[0], gap[-1] + 1))
         sampler.release(slot)
 
@@ -83,14 +84,14 @@ def test_the_cache_is_kept_over_a_tool_call(sampler: Engine) -> None:
 
 def test_turns_end_at_end_of_turn_or_at_their_limit(params) -> None:
     subject = engine(params, num_slots=32, prefill_rows=16, decode_rows=12)
-    slots = [subject.acquire(request_key("ends", i), 1.5) for i in range(32)]
+    slots = [subject.acquire(Request(key=request_key("ends", i), temperature=1.5)) for i in range(32)]
     for slot in slots:
         subject.begin_turn(slot, PROMPTS[0])
     ended = run_until_parked(subject)
     assert sorted(turn.slot for turn in ended) == slots
     assert any(turn.stopped for turn in ended)
     for turn in ended:
-        drawn = subject.tokens[turn.slot, turn.start : turn.end]
+        drawn = subject.transcripts.tokens[turn.slot, turn.start : turn.end]
         assert turn.start == len(PROMPTS[0])
         assert (drawn[:-1] != ByteTokenizer.END_OF_TURN).all()
         assert turn.stopped == (drawn[-1] == ByteTokenizer.END_OF_TURN)
@@ -100,7 +101,7 @@ def test_turns_end_at_end_of_turn_or_at_their_limit(params) -> None:
 
 def test_the_context_is_never_overrun(sampler: Engine, params) -> None:
     context = ACTOR.context_tokens
-    slot = sampler.acquire(request_key("full"), 1.0)
+    slot = sampler.acquire(Request(key=request_key("full"), temperature=1.0))
     prompt = [256] + [65] * (context - 4)
     assert len(prompt) <= sampler.room(slot)
     sampler.begin_turn(slot, prompt)
@@ -128,7 +129,7 @@ def test_greedy_takes_the_likeliest_at_temperature_one(params) -> None:
 @pytest.mark.parametrize("size", [3, 9, 30])
 def test_a_partly_filled_batch_disturbs_no_parked_slot(params, size: int) -> None:
     subject = engine(params, num_slots=32, prefill_rows=16, decode_rows=12)
-    slots = [subject.acquire(request_key("parked", i), 0.8) for i in range(32)]
+    slots = [subject.acquire(Request(key=request_key("parked", i), temperature=0.8)) for i in range(32)]
     for slot in slots:
         subject.begin_turn(slot, PROMPTS[slot % 4])
     run_until_parked(subject)

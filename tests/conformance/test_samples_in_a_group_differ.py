@@ -4,6 +4,7 @@ import numpy as np
 
 from tests.actor.scripted import run_actor
 from tests.actor.support import engine, run_until_parked, weights
+from tunix_core.actor.policy_engine import Request
 from tunix_core.actor.sampling import request_key
 from tunix_core.storage.store import open_store
 
@@ -27,15 +28,18 @@ def test_the_same_request_key_gives_the_same_sample_in_any_batch() -> None:
     def play(requests: list[int], *, staggered: bool = False) -> dict[int, tuple[list[int], np.ndarray]]:
         slots = {}
         for request in requests:
-            slots[request] = subject.acquire(request_key("conformance", request), 0.9)
+            slots[request] = subject.acquire(Request(key=request_key("conformance", request), temperature=0.9))
             subject.begin_turn(slots[request], PROMPTS[request])
             if staggered:
                 subject.run_once()
         run_until_parked(subject)
         found = {}
         for request, slot in slots.items():
-            mask = subject.loss_mask[slot]
-            found[request] = (subject.tokens[slot, mask].tolist(), subject.logprobs[slot, mask].copy())
+            mask = subject.transcripts.loss_mask[slot]
+            found[request] = (
+                subject.transcripts.tokens[slot, mask].tolist(),
+                subject.transcripts.logprobs[slot, mask].copy(),
+            )
             subject.release(slot)
         return found
 

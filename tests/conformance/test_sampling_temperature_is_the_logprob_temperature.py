@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.actor.support import MODEL, engine, run_until_parked, weights
+from tunix_core.actor.policy_engine import Request
 from tunix_core.actor.sampling import request_key
 from tunix_core.config import AlgorithmConfig
 from tunix_core.config_loading import load_recipe
@@ -22,11 +23,13 @@ def test_sampling_temperature_is_the_logprob_temperature(temperature: float) -> 
     """What the actor's engine sampled, the learner's objective with the same weights finds at ratio 1."""
     params = jax.tree.map(jnp.asarray, weights(0))
     sampler = engine(params)
-    slots = [sampler.acquire(request_key("temperature", i), temperature) for i in range(NUM_SLOTS)]
+    slots = [
+        sampler.acquire(Request(key=request_key("temperature", i), temperature=temperature)) for i in range(NUM_SLOTS)
+    ]
     for slot in slots:
         sampler.begin_turn(slot, PROMPT)
     run_until_parked(sampler)
-    lengths = sampler.lengths[slots]
+    lengths = sampler.transcripts.lengths[slots]
 
     def joined(rows: np.ndarray) -> np.ndarray:
         return np.concatenate([rows[slot, :length] for slot, length in zip(slots, lengths, strict=True)])
@@ -35,9 +38,9 @@ def test_sampling_temperature_is_the_logprob_temperature(temperature: float) -> 
     arrays = pack(
         layout,
         lengths,
-        tokens=joined(sampler.tokens),
-        loss_mask=joined(sampler.loss_mask),
-        behavior_logprobs=joined(sampler.logprobs),
+        tokens=joined(sampler.transcripts.tokens),
+        loss_mask=joined(sampler.transcripts.loss_mask),
+        behavior_logprobs=joined(sampler.transcripts.logprobs),
         advantages=np.ones(NUM_SLOTS, np.float32),
         temperature=np.full(NUM_SLOTS, temperature, np.float32),
         num_windows=layout.num_windows,

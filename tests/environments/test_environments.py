@@ -47,7 +47,7 @@ def test_a_malformed_call_is_an_observation(name: str, text: str) -> None:
     _, results = play(make_environment(config(name)), 4, [text, text])
     assert [result.text for result in results] == ["?", "?"]
     assert not results[1].done
-    assert not results[1].tool_ok
+    assert not results[1].tool_calls
     assert results[1].components["malformed_calls"] == 2
 
 
@@ -64,7 +64,7 @@ def test_an_unknown_key_is_a_failed_tool_call() -> None:
     used = {text[-1] for role, text in environment.demonstration(4) if text.startswith("get")}
     other = next(key for key in "abcdefgh" if key not in used)
     _, (result,) = play(environment, 4, [f"get {other}"])
-    assert (result.text, result.tool_name, result.tool_ok) == ("?", "get", False)
+    assert (result.text, result.tool_calls) == ("?", (("get", False),))
     assert result.components["malformed_calls"] == 0
 
 

@@ -14,49 +14,19 @@ older version is read after a swap, and every token carries the version that dre
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
 import numpy as np
 
 from tunix_core.actor.dispatch import EngineSizes, Params, device_parameters, executables
+from tunix_core.actor.policy_engine import NO_VERSION, EngineCounters, Request, Transcripts, TurnEnd
 from tunix_core.config import ActorConfig, ModelConfig
 from tunix_core.models import decoder
 
 FREE, PARKED, PREFILL, DECODE = range(4)
-_NO_VERSION = -1
-
-
-class TurnEnd(NamedTuple):
-    """A policy message: tokens `[start, end)` of its slot."""
-
-    slot: int
-    start: int
-    end: int
-    stopped: bool
-    """True when the policy ended it, false at a limit."""
-
-
-class EngineCounters:
-    """What the engine has done so far; read by metrics."""
-
-    def __init__(self) -> None:
-        self.policy_tokens = 0
-        self.prefill_tokens = 0
-        self.recomputed_tokens = 0
-        """Tokens read again because their cache entries had an older version's values."""
-        self.swaps = 0
-        self.swap_seconds = 0.0
-        self.extend_dispatches = 0
-        self.decode_dispatches = 0
-        self.decode_rows = 0
-        """Rows decoded, empty ones included, over all dispatches."""
-        self.decode_live_rows = 0
-        self.extend_seconds = 0.0
-        self.decode_seconds = 0.0
 
 
 class Engine:
-    """N slots over one cache. Not thread-safe: one loop owns it.
+    """N slots over one cache; a `PolicyEngine`.
 
     Args:
         model: shapes of the decoder.
@@ -94,16 +64,11 @@ class Engine:
         self._end_of_turn = end_of_turn
         self._executables = executables(model, sizes, greedy=greedy)
         self.version = version
-        """Version that turns start with."""
         self.counters = EngineCounters()
-        self.tokens = np.zeros((num_slots, context), np.int32)
-        self.loss_mask = np.zeros((num_slots, context), bool)
-        self.logprobs = np.zeros((num_slots, context), np.float32)
-        self.versions = np.full((num_slots, context), _NO_VERSION, np.int32)
-        self.lengths = np.zeros(num_slots, np.int32)
+        self.transcripts = Transcripts(num_slots, context)
         self._cached = np.zeros(num_slots, np.int32)
         """Leading tokens whose cache entries are valid under `_cache_version`."""
-        self._cache_version = np.full(num_slots, _NO_VERSION, np.int32)
+        self._cache_version = np.full(num_slots, NO_VERSION, np.int32)
         self._state = np.full(num_slots, FREE, np.int8)
         self._turn_start = np.zeros(num_slots, np.int32)
         self._turn_limit = np.zeros(num_slots, np.int32)
@@ -122,69 +87,47 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether `run_once` has something to do."""
         return bool((self._state >= PREFILL).any())
 
-    def acquire(self, key: np.ndarray, temperature: float) -> int:
-        """Take a free slot for a conversation.
-
-        Args:
-            key: uint32 [2], of the request; see `sampling.request_key`.
-            temperature: of its samples.
-        """
+    def acquire(self, request: Request) -> int:
         slot = int(np.argmax(self._state == FREE))
         assert self._state[slot] == FREE, "acquire without a free slot"
         self._state[slot] = PARKED
-        self.lengths[slot] = self._cached[slot] = 0
-        self._cache_version[slot] = _NO_VERSION
-        self.loss_mask[slot] = False
-        self.logprobs[slot] = 0
-        self.versions[slot] = _NO_VERSION
-        self._keys[slot] = key
-        self._temperatures[slot] = temperature
+        self.transcripts.clear(slot)
+        self._cached[slot] = 0
+        self._cache_version[slot] = NO_VERSION
+        self._keys[slot] = request.key
+        self._temperatures[slot] = request.temperature
         return slot
 
     def release(self, slot: int) -> None:
-        """Give a slot back, in whatever state its conversation is."""
         self._state[slot] = FREE
 
     def room(self, slot: int) -> int:
-        """Tokens that still fit, one place for an answer kept."""
-        return self.context_tokens - int(self.lengths[slot]) - 1
+        return self.context_tokens - int(self.transcripts.lengths[slot]) - 1
 
     def begin_turn(self, slot: int, ids: list[int]) -> None:
-        """Append what the environment said and let the policy speak.
-
-        Args:
-            slot: a parked one.
-            ids: at least one token, at most `room(slot)`.
-        """
         assert self._state[slot] == PARKED, "begin_turn on a slot that is not parked"
         assert 0 < len(ids) <= self.room(slot), "begin_turn without room"
-        start = int(self.lengths[slot])
+        start = int(self.transcripts.lengths[slot])
         end = start + len(ids)
-        self.tokens[slot, start:end] = ids
-        self.lengths[slot] = self._turn_start[slot] = end
+        self.transcripts.tokens[slot, start:end] = ids
+        self.transcripts.lengths[slot] = self._turn_start[slot] = end
         self._turn_limit[slot] = min(end + self._actor.max_turn_tokens, self.context_tokens)
         self._state[slot] = PREFILL
 
     # -- weights -------------------------------------------------------------------------------
 
     def can_swap(self) -> bool:
-        """Whether a further version may become resident: at most two are."""
+        """At most two versions are resident."""
         self._drop_unused()
         return len(self._resident) == 1
 
-    def swap(self, params: Params, version: int) -> None:
-        """Make `version` the one that turns start with.
-
-        Args:
-            params: its weights, shaped as before; cheapest when `device_parameters` made them.
-            version: above the present one.
-        """
+    def swap(self, weights: Params, version: int) -> None:
+        """See `PolicyEngine`; cheapest with weights that `device_parameters` made."""
         assert self.can_swap(), "swap while an older version still speaks"
         started = time.perf_counter()
-        self._resident[version] = device_parameters(params)
+        self._resident[version] = device_parameters(weights)
         self.version = version
         if self._actor.swap_policy == "immediate":
             self._state[self._state == DECODE] = PREFILL
@@ -197,7 +140,13 @@ class Engine:
         for version in [v for v in self._resident if v != self.version and v not in speaking]:
             del self._resident[version]
 
+    async def close(self) -> None:
+        """Holds nothing but memory."""
+
     # -- dispatches ----------------------------------------------------------------------------
+
+    async def advance(self) -> list[TurnEnd]:
+        return self.run_once()
 
     def run_once(self) -> list[TurnEnd]:
         """Read all that waits to be read, then decode up to `decode_steps` tokens per slot."""
@@ -222,20 +171,20 @@ class Engine:
         self._cache_version[other] = self.version
 
         starts = self._cached[slots]
-        lengths = np.minimum(self.lengths[slots] - starts, chunk)
+        lengths = np.minimum(self.transcripts.lengths[slots] - starts, chunk)
         columns = np.minimum(starts[:, None] + np.arange(chunk, dtype=np.int32), self.context_tokens - 1)
         self._cache, drawn, logprobs = self._executables.extend(
             self._resident[self.version],
             self._cache,
             _padded(slots.astype(np.int32), num_rows),
-            _padded(self.tokens[slots[:, None], columns], num_rows),
+            _padded(self.transcripts.tokens[slots[:, None], columns], num_rows),
             _padded(starts, num_rows),
             _padded(lengths, num_rows),
             _padded(self._keys[slots], num_rows),
             _padded(self._temperatures[slots], num_rows, 1.0),
         )
         self._cached[slots] = starts + lengths
-        complete = self._cached[slots] == self.lengths[slots]
+        complete = self._cached[slots] == self.transcripts.lengths[slots]
         done = slots[complete]
         ended = self._append(
             done,
@@ -253,7 +202,7 @@ class Engine:
         """Up to K tokens for each of `slots`, at most A, all of which speak with `version`."""
         started = time.perf_counter()
         rows = self._batch(slots)
-        lengths = self.lengths[rows]
+        lengths = self.transcripts.lengths[rows]
         budgets = np.where(self._member(rows, slots), self._turn_limit[rows] - lengths, 0)
         # A row that only fills the batch writes behind its valid entries, where nothing is read.
         positions = np.minimum(self._cached[rows], self.context_tokens - 1)
@@ -261,7 +210,7 @@ class Engine:
             self._resident[version],
             self._cache,
             rows,
-            self.tokens[rows, np.maximum(lengths - 1, 0)],
+            self.transcripts.tokens[rows, np.maximum(lengths - 1, 0)],
             positions,
             budgets.astype(np.int32),
             self._keys[rows],
@@ -300,17 +249,17 @@ class Engine:
         """Store drawn tokens [K, A], `counts` [A] of them valid, and end the turns that are over."""
         if len(slots) == 0:
             return []
-        lengths = self.lengths[slots]
+        lengths = self.transcripts.lengths[slots]
         step, row = np.nonzero(np.arange(len(drawn))[:, None] < counts)
         at = (slots[row], lengths[row] + step)
-        self.tokens[at] = drawn[step, row]
-        self.logprobs[at] = logprobs[step, row]
-        self.versions[at] = version
-        self.loss_mask[at] = True
-        lengths = self.lengths[slots] = lengths + counts
+        self.transcripts.tokens[at] = drawn[step, row]
+        self.transcripts.logprobs[at] = logprobs[step, row]
+        self.transcripts.versions[at] = version
+        self.transcripts.loss_mask[at] = True
+        lengths = self.transcripts.lengths[slots] = lengths + counts
         self._cached[slots] = lengths - 1
         self.counters.policy_tokens += int(counts.sum())
-        stopped = self.tokens[slots, lengths - 1] == self._end_of_turn
+        stopped = self.transcripts.tokens[slots, lengths - 1] == self._end_of_turn
         over = stopped | (lengths >= self._turn_limit[slots])
         self._state[slots] = np.where(over, PARKED, DECODE)
         starts = self._turn_start[slots]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tunix_core.actor.engine import Engine, TurnEnd
+from tunix_core.actor.policy_engine import PolicyEngine, Request, TurnEnd
 from tunix_core.actor.sampling import request_key
 from tunix_core.actor.session import EpisodeFailed, EpisodeSpec, Identity, play
 from tunix_core.environments import Environment
@@ -35,7 +35,7 @@ class Scheduler:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: PolicyEngine,
         identity: Identity,
         make_environment: MakeEnvironment,
         tokenizer: Tokenizer,
@@ -65,7 +65,7 @@ class Scheduler:
     def start(self, spec: EpisodeSpec) -> None:
         """Begin an episode; there must be a free slot."""
         key = request_key(self._run_seed, spec.episode_id, spec.attempt)
-        slot = self.engine.acquire(key, self._identity.temperature)
+        slot = self.engine.acquire(Request(key=key, temperature=self._identity.temperature))
         environment = self._make_environment(int.from_bytes(key.tobytes(), "little"))
         task = asyncio.get_running_loop().create_task(self._run(spec, environment, slot))
         self._tasks.add(task)
@@ -90,7 +90,7 @@ class Scheduler:
                     await self._ready.wait()
             except TimeoutError:
                 return
-        for turn in self.engine.run_once():
+        for turn in await self.engine.advance():
             self._turns.pop(turn.slot).set_result(turn)
         await asyncio.sleep(0)
 
@@ -109,6 +109,7 @@ class Scheduler:
         finally:
             self._turns.pop(slot, None)
             self.engine.release(slot)
+            await environment.close()
         self._finished(spec, outcome)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

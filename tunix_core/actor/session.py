@@ -13,9 +13,7 @@ import json
 import time
 from typing import Protocol
 
-import numpy as np
-
-from tunix_core.actor.engine import Engine, TurnEnd
+from tunix_core.actor.policy_engine import PolicyEngine, TurnEnd
 from tunix_core.environments import Environment, split_of
 from tunix_core.errors import EnvironmentFailure
 from tunix_core.tokenizer import Tokenizer
@@ -71,7 +69,7 @@ async def play(
     identity: Identity,
     environment: Environment,
     tokenizer: Tokenizer,
-    engine: Engine,
+    engine: PolicyEngine,
     slot: int,
     speaker: Speaker,
 ) -> Trajectory:
@@ -102,7 +100,9 @@ async def play(
         end = await speaker.speak(slot, ids)
         seconds = time.perf_counter() - started
         generation_seconds += seconds
-        text = tokenizer.decode(engine.tokens[slot, end.start : end.end - end.stopped].tolist())
+        if end.failure:
+            raise EpisodeFailed(end.failure, "the engine gave no message")
+        text = tokenizer.decode(engine.transcripts.tokens[slot, end.start : end.end - end.stopped].tolist())
         messages.append({"role": "policy", "content": text})
         if not end.stopped:
             turns.append(Turn(role="policy", start=end.start, end=end.end, seconds=seconds))
@@ -116,7 +116,7 @@ async def play(
         components = dict(result.components)
         turns.append(Turn(role="policy", start=end.start, end=end.end, reward=result.reward, seconds=seconds))
         if result.done:
-            finish_reason = "completed"
+            finish_reason = "truncated" if result.truncated else "completed"
             break
         ids = tokenizer.reply(result.text)
         if number + 1 == identity.max_turns or len(ids) > engine.room(slot):
@@ -126,12 +126,12 @@ async def play(
             role="tool",
             start=end.end,
             end=end.end + len(ids),
-            tool_name=result.tool_name,
-            tool_ok=result.tool_ok,
+            tool_name=",".join(call.name for call in result.tool_calls),
+            tool_ok=all(call.ok for call in result.tool_calls),
             seconds=waited,
         )
 
-    length = int(engine.lengths[slot])
+    conversation = engine.transcripts.conversation(slot)
     return Trajectory(
         trajectory_id=f"{spec.episode_id}-0",
         episode_id=spec.episode_id,
@@ -144,10 +144,10 @@ async def play(
         actor_id=identity.actor_id,
         incarnation=identity.incarnation,
         created_at=time.time(),
-        tokens=engine.tokens[slot, :length].copy(),
-        loss_mask=engine.loss_mask[slot, :length].copy(),
-        behavior_logprobs=engine.logprobs[slot, :length].copy(),
-        token_policy_version=np.ascontiguousarray(engine.versions[slot, :length]).copy(),
+        tokens=conversation.tokens,
+        loss_mask=conversation.loss_mask,
+        behavior_logprobs=conversation.logprobs,
+        token_policy_version=conversation.versions,
         temperature=identity.temperature,
         turns=tuple(turns),
         reward=reward,

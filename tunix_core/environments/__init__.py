@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from tunix_core.config import EnvironmentConfig
-from tunix_core.environments.base import Environment, Observation, StepResult, split_of, task_seed
+from tunix_core.environments.base import (
+    Demonstrated,
+    Environment,
+    Observation,
+    StepResult,
+    ToolCall,
+    split_of,
+    task_seed,
+)
 from tunix_core.environments.calculator import Calculator
 from tunix_core.environments.lookup import Lookup
 
-__all__ = ["Environment", "Observation", "StepResult", "make_environment", "split_of", "task_seed"]
+__all__ = [
+    "Demonstrated",
+    "Environment",
+    "Observation",
+    "StepResult",
+    "ToolCall",
+    "make_environment",
+    "split_of",
+    "task_seed",
+]
 
 
-def make_environment(config: EnvironmentConfig, *, latency: bool = True, weather_seed: int = 0) -> Environment:
+def make_environment(config: EnvironmentConfig, *, latency: bool = True, weather_seed: int = 0) -> Demonstrated:
     """An environment for one session.
 
     Args:

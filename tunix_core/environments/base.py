@@ -6,10 +6,9 @@ import asyncio
 import hashlib
 import math
 import random
-import time
 import zlib
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tunix_core.config import EnvironmentConfig
 from tunix_core.errors import ConfigError, EnvironmentFailure
@@ -26,37 +25,56 @@ class Observation(NamedTuple):
     text: str
     instructions: str = ""
     """How to play, for policies that read: a chat template's system message."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Functions that may be called, as the JSON objects that chat templates take (`type`, `function`)."""
+
+
+class ToolCall(NamedTuple):
+    """One call that a policy message made, for the record; what it returned is part of the observation."""
+
+    name: str
+    ok: bool
 
 
 class StepResult(NamedTuple):
     """What came back for one policy message."""
 
     text: str
-    """Empty when the episode is over: nothing follows the last policy message."""
+    """The observation; empty when the episode is over: nothing follows the last policy message."""
     reward: float
+    """Of this message alone: an episode's reward is the sum over its messages."""
     done: bool
-    tool_name: str
-    """Empty when no tool was called."""
-    tool_ok: bool
-    components: Mapping[str, float]
+    tool_calls: Sequence[ToolCall] = ()
+    """In the order of the message; several of one message run in parallel."""
+    components: Mapping[str, float] = {}
     """Parts and counts behind the reward, over the episode so far."""
-    seconds: float
+    truncated: bool = False
+    """With `done`: a limit of the environment ended the episode, not the task."""
 
 
 class Environment(Protocol):
     """One episode at a time; `reset` starts the task that `seed` names.
 
-    A message that is no valid call is an observation and a counted component, never an exception.
-    `EnvironmentFailure` means that the environment itself broke: it costs this episode.
+    Seeded: everything that happens follows from `seed` and the messages. A message that is no valid
+    call is an observation and a counted component, never an exception. `EnvironmentFailure` means
+    that the environment itself broke: it costs this episode. A step may be cancelled at any await;
+    `close` is called once, however the episode ended.
     """
 
     name: str
-    instructions: str
-    """See `Observation`."""
 
     async def reset(self, seed: int) -> Observation: ...
 
-    async def step(self, text: str) -> StepResult: ...
+    async def step(self, message: str) -> StepResult: ...
+
+    async def close(self) -> None: ...
+
+
+class Demonstrated(Environment, Protocol):
+    """An environment that can play its tasks itself: a warm start needs one."""
+
+    instructions: str
+    """See `Observation`."""
 
     def demonstration(self, seed: int) -> list[tuple[str, str]]:
         """A perfect episode as `(role, text)` with the roles prompt, policy and tool."""
@@ -106,16 +124,14 @@ class ToolWeather:
         self._sigma = config.latency_sigma
         self._failure_probability = config.failure_probability
 
-    async def call(self) -> float:
-        """Wait as long as the tool takes; return the seconds it took.
+    async def call(self) -> None:
+        """Wait as long as the tool takes.
 
         Raises:
             EnvironmentFailure: with `failure_probability`, after the wait.
         """
-        started = time.perf_counter()
         if self._mean_seconds > 0:
             location = math.log(self._mean_seconds) - self._sigma**2 / 2
             await asyncio.sleep(self._rng.lognormvariate(location, self._sigma))
         if self._failure_probability > 0 and self._rng.random() < self._failure_probability:
             raise EnvironmentFailure("tool call: an injected fault (environment.failure_probability)")
-        return time.perf_counter() - started

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tunix_core.environments.base import Environment
+from tunix_core.environments.base import Demonstrated
 from tunix_core.errors import DataError
 from tunix_core.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ def encode_messages(
     return Demonstration(np.array(tokens, np.int32), np.array(mask, bool))
 
 
-def demonstrations(tokenizer: Tokenizer, environment: Environment, task_seeds: Sequence[int]) -> list[Demonstration]:
+def demonstrations(tokenizer: Tokenizer, environment: Demonstrated, task_seeds: Sequence[int]) -> list[Demonstration]:
     """One per task seed."""
     return [
         encode_messages(tokenizer, environment.instructions, environment.demonstration(seed)) for seed in task_seeds

@@ -8,7 +8,7 @@ import re
 from typing import Generic, TypeVar
 
 from tunix_core.config import EnvironmentConfig
-from tunix_core.environments.base import Observation, StepResult, ToolWeather, draw_instance
+from tunix_core.environments.base import Observation, StepResult, ToolCall, ToolWeather, draw_instance
 from tunix_core.errors import EnvironmentFailure
 
 NOT_UNDERSTOOD = "?"
@@ -48,22 +48,25 @@ class SingleTool(abc.ABC, Generic[Task]):
         self._malformed = self._calls = 0
         return Observation(self._question(self._task), self.instructions)
 
-    async def step(self, text: str) -> StepResult:
+    async def step(self, message: str) -> StepResult:
         if self._task is None:
             raise EnvironmentFailure(f"{self.name}: step before reset")
-        answer = self.answer.fullmatch(text)
+        answer = self.answer.fullmatch(message)
         if answer:
             reward = float(answer[1] == self._solution(self._task))
-            return StepResult("", reward, True, "", True, self._components(reward), 0.0)
-        call = self.call.fullmatch(text)
+            return StepResult("", reward, True, components=self._components(reward))
+        call = self.call.fullmatch(message)
         if not call:
             self._malformed += 1
-            return StepResult(NOT_UNDERSTOOD, 0.0, False, "", False, self._components(0.0), 0.0)
+            return StepResult(NOT_UNDERSTOOD, 0.0, False, components=self._components(0.0))
         self._calls += 1
-        seconds = await self._weather.call()
+        await self._weather.call()
         found = self._use_tool(self._task, call)
         text_back, ok = (NOT_UNDERSTOOD, False) if found is None else (found, True)
-        return StepResult(text_back, 0.0, False, self.tool_name, ok, self._components(0.0), seconds)
+        return StepResult(text_back, 0.0, False, (ToolCall(self.tool_name, ok),), self._components(0.0))
+
+    async def close(self) -> None:
+        """Holds nothing."""
 
     def _components(self, answer: float) -> dict[str, float]:
         return {"answer": answer, "malformed_calls": float(self._malformed), "tool_calls": float(self._calls)}
@@ -88,4 +91,4 @@ class SingleTool(abc.ABC, Generic[Task]):
 
     @abc.abstractmethod
     def demonstration(self, seed: int) -> list[tuple[str, str]]:
-        """A perfect episode as `(role, text)`; see `Environment.demonstration`."""
+        """A perfect episode as `(role, text)`; see `Demonstrated.demonstration`."""

@@ -1,0 +1,151 @@
+"""What an actor asks of anything that generates: conversations in slots, turns, weights by version.
+
+Two kinds of engine implement it, one that decodes here (`engine`) and one that asks a server; one
+suite of tests holds for both. A slot holds one conversation, which only grows: what the environment
+says is appended with `begin_turn`, what the policy says comes back as a `TurnEnd`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+NO_VERSION = -1
+"""Of a token that no policy drew."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """How one conversation is sampled."""
+
+    key: np.ndarray  # uint32 [2]
+    """Its draws follow from this key and the tokens' positions alone; see `sampling.request_key`."""
+    temperature: float = 1.0
+
+
+class TurnEnd(NamedTuple):
+    """A policy message: tokens `[start, end)` of its slot."""
+
+    slot: int
+    start: int
+    end: int
+    stopped: bool
+    """True when the policy ended it with its end of turn, the last token; false at a limit."""
+    failure: str = ""
+    """The kind under which a message that could not be generated is counted; it has no tokens."""
+
+
+class Conversation(NamedTuple):
+    """A slot's T tokens so far; copies, aligned as in `Trajectory`."""
+
+    tokens: np.ndarray  # int32 [T]
+    loss_mask: np.ndarray  # bool [T]
+    logprobs: np.ndarray  # float32 [T]
+    versions: np.ndarray  # int32 [T]
+
+
+class EngineCounters:
+    """What an engine has done so far; read by metrics."""
+
+    def __init__(self) -> None:
+        self.policy_tokens = 0
+        self.prefill_tokens = 0
+        self.recomputed_tokens = 0
+        """Tokens read again because their cache entries had an older version's values."""
+        self.swaps = 0
+        self.swap_seconds = 0.0
+        self.extend_dispatches = 0
+        self.decode_dispatches = 0
+        self.decode_rows = 0
+        """Rows decoded, empty ones included, over all dispatches."""
+        self.decode_live_rows = 0
+        self.extend_seconds = 0.0
+        self.decode_seconds = 0.0
+
+
+class Transcripts:
+    """The tokens of N slots of S places each, and what is known of them; every engine keeps its own."""
+
+    def __init__(self, num_slots: int, context_tokens: int) -> None:
+        shape = (num_slots, context_tokens)
+        self.tokens = np.zeros(shape, np.int32)
+        self.loss_mask = np.zeros(shape, bool)
+        self.logprobs = np.zeros(shape, np.float32)
+        self.versions = np.full(shape, NO_VERSION, np.int32)
+        self.lengths = np.zeros(num_slots, np.int32)
+
+    def clear(self, slot: int) -> None:
+        self.lengths[slot] = 0
+        self.loss_mask[slot] = False
+        self.logprobs[slot] = 0
+        self.versions[slot] = NO_VERSION
+
+    def conversation(self, slot: int) -> Conversation:
+        length = int(self.lengths[slot])
+        arrays = (self.tokens, self.loss_mask, self.logprobs, self.versions)
+        return Conversation(*(array[slot, :length].copy() for array in arrays))
+
+
+class PolicyEngine(Protocol):
+    """N slots. Not thread-safe: one event loop owns it."""
+
+    context_tokens: int
+    transcripts: Transcripts
+    version: int
+    """Version that turns start with."""
+    counters: EngineCounters
+
+    @property
+    def num_free(self) -> int: ...
+
+    @property
+    def num_parked(self) -> int:
+        """Slots whose environment has the word."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is under way, so that `advance` has something to do."""
+        ...
+
+    def acquire(self, request: Request) -> int:
+        """Take a free slot for a conversation."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """Give a slot back, in whatever state its conversation is."""
+        ...
+
+    def room(self, slot: int) -> int:
+        """Tokens that still fit, one place for an answer kept."""
+        ...
+
+    def begin_turn(self, slot: int, ids: list[int]) -> None:
+        """Append what the environment said and let the policy speak.
+
+        Args:
+            slot: a parked one.
+            ids: at least one token, at most `room(slot)`.
+        """
+        ...
+
+    async def advance(self) -> list[TurnEnd]:
+        """Generate for a while; the turns that ended meanwhile, perhaps none."""
+        ...
+
+    def can_swap(self) -> bool:
+        """Whether a further version may become resident now."""
+        ...
+
+    def swap(self, weights: Any, version: int) -> None:
+        """Make `version` the one that turns start with; done when `self.version` says so.
+
+        Args:
+            weights: as the engine's kind takes them.
+            version: above the present one.
+        """
+        ...
+
+    async def close(self) -> None: ...
