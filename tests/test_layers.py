@@ -44,6 +44,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "tunix_core.models": (SCIENCE | JAX, {"rl", "distributed"}),
     "tunix_core.storage": (SCIENCE | STORAGE, set()),
     "tunix_core.sinks": (SCIENCE, {"storage"}),
+    "tunix_core.simulation": (SCIENCE, {"rl"}),
     "tunix_core.data": (SCIENCE | STORAGE, {"storage", "rl"}),
     "tunix_core.pretrained": (SCIENCE | STORAGE | MODEL_FILES, {"models", "storage"}),
     "tunix_core.learner": (
@@ -59,7 +60,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         SCIENCE | STORAGE | JAX,
         {"rl", "distributed", "models", "storage", "data", "environments"},
     ),
-    "tunix_core.console": (SCIENCE | STORAGE | {"rich"}, {"storage", "evaluation", "environments", "rl"}),
+    "tunix_core.console": (SCIENCE | STORAGE | {"rich"}, {"storage", "evaluation", "environments", "rl", "simulation"}),
     "tasks": (
         SCIENCE | STORAGE | JAX,
         {
@@ -81,11 +82,11 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "dags": ({"airflow", "pendulum", "plugins"}, set()),
 }
 
-WITHOUT_JAX = {"tunix_core.rl.staleness", "tunix_core.rl.pacing"}
+WITHOUT_JAX = {"tunix_core.rl.staleness", "tunix_core.rl.pacing", "tunix_core.rl.batching"}
 """Modules of a JAX layer that processes without JAX use."""
 
-DATA_USES_OF_RL = {"tunix_core.rl", "tunix_core.rl.staleness", "tunix_core.rl.pacing"}
-"""All that `data` and `console` may take from `rl`."""
+DATA_USES_OF_RL = {"tunix_core.rl"} | WITHOUT_JAX
+"""All that `data`, `simulation` and `console` may take from `rl`."""
 
 
 def modules() -> dict[str, Path]:
@@ -132,7 +133,7 @@ def violations(module: str, path: Path) -> list[str]:
         if top == layer.split(".")[0] == "tunix_core" or top == "tunix_core":
             target = name.split(".")[1] if "." in name else ""
             allowed = target in packages | BASE or layer == f"tunix_core.{target}"
-            if layer in ("tunix_core.data", "tunix_core.console") and target == "rl":
+            if layer in ("tunix_core.data", "tunix_core.simulation", "tunix_core.console") and target == "rl":
                 allowed = any(name == m or name.startswith(f"{m}.") for m in DATA_USES_OF_RL - {"tunix_core.rl"})
         elif top in ("tasks", "plugins", "dags"):
             allowed = top == layer or top in third_party

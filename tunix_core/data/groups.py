@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
 from tunix_core.data.rows import Rows
+from tunix_core.rl.batching import Order, choose_groups
 from tunix_core.rl.staleness import staleness
 
 
@@ -51,43 +51,18 @@ def trajectory_staleness(version_min: np.ndarray, clock: int) -> np.ndarray:
 
 
 def choose(
-    groups: Sequence[Group],
-    num_groups: int,
-    clock: int,
-    *,
-    order: Literal["oldest_first", "freshest_first"],
-    max_mean_staleness: float,
+    groups: Sequence[Group], num_groups: int, clock: int, *, order: Order, max_mean_staleness: float
 ) -> tuple[list[Group] | None, float]:
-    """The next batch out of groups that are all within the bound.
-
-    Oldest first takes as many of the oldest groups as keep the batch's mean staleness within its
-    limit, and fills up with the freshest; so waiting for fresher data helps, and nothing has to be
-    evicted for the mean's sake.
-
-    Returns:
-        The groups in order of consumption, or None where they are too few or too stale on the
-        mean; and the mean staleness of the best batch there is (0 where they are too few).
-    """
-    if len(groups) < num_groups:
-        return None, 0.0
-    by_age = sorted(groups, key=lambda g: (g.version_min, g.arrival))
-    version_sums, counts = np.array([g.version_sum for g in by_age], np.float64).T
-    sums = clock * counts - version_sums
-    # Row k: the k oldest and the num_groups - k freshest.
-    k = np.arange(num_groups + 1)
-    if order == "freshest_first":
-        k = np.zeros(1, np.int64)
-
-    def total(values: np.ndarray) -> np.ndarray:
-        prefix = np.r_[0.0, np.cumsum(values)]
-        return prefix[k] + prefix[-1] - prefix[len(values) - num_groups + k]
-
-    means = total(sums) / total(counts)
-    allowed = np.flatnonzero(means <= max_mean_staleness)
-    if len(allowed) == 0:
-        return None, float(means.min())
-    best = int(allowed[-1])
-    oldest = int(k[best])
-    freshest = by_age[len(by_age) - (num_groups - oldest) :]
-    chosen = by_age[:oldest] + (freshest[::-1] if order == "freshest_first" else freshest)
-    return chosen, float(means[best])
+    """See `rl.batching.choose_groups`."""
+    by_arrival = sorted(groups, key=lambda group: group.arrival)
+    sums = np.array([group.version_sum for group in by_arrival], np.int64).reshape(-1, 2)
+    chosen, mean = choose_groups(
+        np.array([group.version_min for group in by_arrival], np.int64),
+        sums[:, 0],
+        sums[:, 1],
+        num_groups,
+        clock,
+        order=order,
+        max_mean_staleness=max_mean_staleness,
+    )
+    return None if chosen is None else [by_arrival[i] for i in chosen], mean

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
+
 
 def capacity_groups(
     *, target: int, groups_per_batch: int, queued_fresh: int, in_step: int, throttled_batches: int = 0
@@ -33,7 +35,12 @@ def capacity_groups(
 def share(rank: int, num_actors: int, capacity: int) -> int:
     """The part of `capacity` of the actor of this rank; shares add up to it, and one may be zero."""
     assert 0 <= rank < num_actors, f"rank {rank} of {num_actors} actors"
-    return capacity // num_actors + (rank < capacity % num_actors)
+    return int(shares(num_actors, capacity)[rank])
+
+
+def shares(num_actors: int, capacity: int) -> np.ndarray:
+    """Those of all ranks: int64 [num_actors]."""
+    return capacity // num_actors + (np.arange(num_actors) < capacity % num_actors)
 
 
 @dataclasses.dataclass

@@ -1,0 +1,113 @@
+"""What a simulated run came to."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass
+class Step:
+    """One step of the learner."""
+
+    ended_at: float
+    staleness_mean: float
+    target: int
+    queued: int
+    """Groups ready for the next step."""
+    in_flight: int
+    """Groups of the pool."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Groups are counted from the start, times and tokens in the second half, when the target has settled."""
+
+    duration_seconds: float
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    consumed: int = 0
+    discarded: int = 0
+    staleness: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Staleness at consumption -> groups."""
+    lost: int = 0
+    """Groups that died with their actors."""
+    overrides: int = 0
+    longest_gap_seconds: float = 0.0
+    """Between two steps."""
+    late_busy_seconds: float = 0.0
+    late_consumed_tokens: float = 0.0
+    late_discarded_tokens: float = 0.0
+
+    # ---- written by the simulation -----------------------------------------------------------------
+
+    def _is_late(self, now: float) -> bool:
+        return now > self.duration_seconds / 2
+
+    def begin_step(self, ages: np.ndarray, idle_seconds: float) -> None:
+        self.consumed += len(ages)
+        self.longest_gap_seconds = max(self.longest_gap_seconds, idle_seconds)
+        for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
+            self.staleness[int(age)] = self.staleness.get(int(age), 0) + int(count)
+
+    def end_step(
+        self, now: float, step_seconds: float, staleness_mean: float, target: int, queued: int, in_flight: int
+    ) -> None:
+        self.steps.append(Step(now, staleness_mean, target, queued, in_flight))
+        if self._is_late(now):
+            self.late_busy_seconds += min(step_seconds, now - self.duration_seconds / 2)
+
+    def consume_tokens(self, tokens: float, now: float) -> None:
+        self.late_consumed_tokens += tokens * self._is_late(now)
+
+    def discard(self, groups: int, tokens: float, now: float) -> None:
+        self.discarded += groups
+        self.late_discarded_tokens += tokens * self._is_late(now)
+
+    # ---- read --------------------------------------------------------------------------------------
+
+    @property
+    def busy_fraction(self) -> float:
+        """Of the second half."""
+        return self.late_busy_seconds / (self.duration_seconds / 2)
+
+    @property
+    def discarded_fraction(self) -> float:
+        """Of the groups."""
+        return self.discarded / max(1, self.discarded + self.consumed)
+
+    @property
+    def discarded_token_fraction(self) -> float:
+        """Of the tokens of the second half."""
+        return self.late_discarded_tokens / max(1e-9, self.late_discarded_tokens + self.late_consumed_tokens)
+
+    @property
+    def mean_staleness(self) -> float:
+        return sum(age * count for age, count in self.staleness.items()) / max(1, self.consumed)
+
+    @property
+    def max_staleness(self) -> int:
+        return max(self.staleness, default=0)
+
+    @property
+    def silence_seconds(self) -> float:
+        """The longest time without a step, the end of the run included."""
+        last = self.steps[-1].ended_at if self.steps else 0.0
+        return max(self.longest_gap_seconds, self.duration_seconds - last)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, for JSON."""
+        return {
+            "steps": len(self.steps),
+            "learner_busy_fraction": round(self.busy_fraction, 4),
+            "discarded_fraction": round(self.discarded_fraction, 4),
+            "discarded_token_fraction": round(self.discarded_token_fraction, 4),
+            "mean_staleness": round(self.mean_staleness, 3),
+            "max_staleness": self.max_staleness,
+            "staleness": {str(age): self.staleness[age] for age in sorted(self.staleness)},
+            "lost": self.lost,
+            "overrides": self.overrides,
+            "longest_gap_seconds": round(self.longest_gap_seconds, 2),
+            "last_target": self.steps[-1].target if self.steps else None,
+        }
