@@ -21,7 +21,7 @@ def _coerce(kind: Any, value: Any, field: str) -> Any:
     """Check `value` against the annotation `kind`; TOML and JSON know no tuples and write 1 for 1.0."""
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
-        return _build(typing.cast(type, kind), value, f"{field}.")
+        return build(typing.cast(type, kind), value, f"{field}.")
     if origin is tuple:
         require(isinstance(value, list | tuple), field, value, "a list", "Write it as [a, b].")
         inner = typing.get_args(kind)[0]
@@ -43,7 +43,12 @@ def _coerce(kind: Any, value: Any, field: str) -> Any:
     return value
 
 
-def _build(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
+def build(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """A configuration dataclass from plain values, each checked against its annotation.
+
+    Raises:
+        ConfigError: unknown field, wrong type, value out of range.
+    """
     require(isinstance(values, Mapping), prefix.rstrip("."), values, "a table", "Write it as a [section].")
     hints = typing.get_type_hints(cls)
     known = {f.name for f in dataclasses.fields(cls)}
@@ -115,7 +120,7 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
 
 def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     """Build and validate; the inverse of `config_to_dict`."""
-    return typing.cast(RunConfig, _build(RunConfig, values))
+    return typing.cast(RunConfig, build(RunConfig, values))
 
 
 def config_to_dict(config: RunConfig) -> dict[str, Any]:

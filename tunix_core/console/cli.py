@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tunix_core import paths
+from tunix_core.console import simulation
 from tunix_core.errors import ConfigError, DataError, TunixError, report_error
 from tunix_core.evaluation.held_out import read_evaluations
 from tunix_core.storage.control import read_heartbeats, read_processes, read_stop, request_profile
@@ -175,6 +176,11 @@ def _parser() -> argparse.ArgumentParser:
     imported = commands.add_parser("import-model", help="a pretrained model into a store, verified tensor by tensor")
     imported.add_argument("--source", required=True, help="a Hugging Face folder, or a .gguf file")
     imported.add_argument("--to", required=True, help="URI of the model folder, new or holding the same model")
+    simulation.add_arguments(
+        commands.add_parser(
+            "simulate", help="a pool and a learner in virtual time: how busy, how stale, what is discarded"
+        )
+    )
     commands.add_parser("plan", add_help=False, help="a run on a described TPU slice: memory, work, what to change")
     return parser
 
@@ -188,6 +194,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.command == "import-model":
         return _task("import_model", "--source", arguments.source, "--to", arguments.to)
     try:
+        if arguments.command == "simulate":
+            simulation.run(arguments, console)
+            return 0
         store = open_store(arguments.run)
         read_run(store)
         if arguments.command == "status":
