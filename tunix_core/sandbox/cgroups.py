@@ -1,13 +1,14 @@
-"""Memory cgroups of a pool's slots, version 1 or 2, below the cgroup that this process is in already.
+"""Memory cgroups of a pool's slots, version 1 or 2, near the cgroup that this process is in already.
 
-Below it, because what bounds this process must bound its sandboxes too. Version 2 allows processes
-only in leaves, so there the controller must have been delegated: a parent with `memory` in its
-`cgroup.subtree_control`, into which we may write.
+Version 1: below it, so that what bounds this process bounds its sandboxes too. Version 2 has processes
+in leaves only, so they go beside it, where its parent hands the memory controller down and we may write
+(systemd: `Delegate=memory` with `DelegateSubgroup=`); or below it where it is the root of all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import time
@@ -80,6 +81,8 @@ class CgroupParent:
         try:
             self._folder.mkdir()
             if version == 2:
+                if "memory" not in (folder / "cgroup.subtree_control").read_text().split():
+                    raise OSError(errno.EOPNOTSUPP, "its cgroup.subtree_control has no memory controller")
                 (self._folder / "cgroup.subtree_control").write_text("+memory")
             probe = MemoryCgroup(self._folder / "probe", version)
             try:
@@ -149,5 +152,8 @@ def _candidates(own: str, mounts: str) -> list[tuple[int, Path]]:
         if path is not None:
             # In a container the mount shows a part of the hierarchy, from `root` on.
             inside = os.path.relpath(path, root) if path.startswith(root) else "."
-            found.append((version, Path(point) / inside))
+            folder = Path(os.path.normpath(Path(point) / inside))
+            found.append((version, folder))
+            if version == 2 and folder != Path(point):
+                found.append((version, folder.parent))
     return sorted(found)

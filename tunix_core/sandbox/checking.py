@@ -74,5 +74,3 @@ async def _answer(submission: Channel) -> bytes:
         return b"A" + await submission.receive(wire.MAX_FRAME_BYTES)
     except (EOFError, wire.MalformedMessage):
         return b"G"
-
-

@@ -137,7 +137,14 @@ def launch_command(bubblewrap: Bubblewrap, *, uid: int | None, cgroup: str | Non
     stage = {**bubblewrap.stage, **{f"root{target}": source for target, source in sources.items()}}
     staged = uid is not None
     command = [bubblewrap.staged_path if staged else bubblewrap.path]
-    command += ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup"]
+    command += [
+        "--unshare-user",
+        "--unshare-ipc",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-uts",
+        "--unshare-cgroup",
+    ]
     command += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--new-session", "--die-with-parent"]
     command += ["--as-pid-1", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
     for target, source in sources.items():

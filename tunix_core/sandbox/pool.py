@@ -31,6 +31,9 @@ from tunix_core.validation import require
 _START_PAUSES = (0.0, 0.2, 1.0, 5.0)
 """Before each attempt at replacing a sandbox."""
 
+_OWN_ENTRIES = 4
+"""Of /tmp: itself, the working directory, /tmp/shm, the standard input."""
+
 
 class SandboxLost(EnvironmentFailure):
     """No sandbox could be started any more."""
@@ -43,7 +46,9 @@ class PoolCounters:
     calls: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """By exit; `cancelled` are those whose caller was cancelled."""
     num_replaced: int = 0
-    """Sandboxes that were discarded."""
+    """Sandboxes that were discarded, for another."""
+    num_missing: int = 0
+    """Sandboxes that were discarded and could not be replaced."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +72,7 @@ class SandboxPool:
         self.counters = PoolCounters()
         self._idle: list[Slot] = []
         self._slots: set[Slot] = set()
-        self._changed = asyncio.Condition()
+        self._waiters: collections.deque[asyncio.Future[None]] = collections.deque()
         self._pairs = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._identities = Identities()
@@ -150,48 +155,58 @@ class SandboxPool:
         self._identities.give_back(slot.uid)
 
     async def _acquire(self) -> Slot:
-        require(self._started and not self._closed, "pool", "not open", "an open pool", "Call start first.")
-        async with self._changed:
-            while True:
-                await self._changed.wait_for(lambda: self._idle or self._failure or self._closed)
-                if self._closed:
-                    raise ConfigError("pool", "closed", "an open pool", "Make the call before close.")
-                while self._idle:
-                    slot = self._idle.pop()
-                    if not slot.broken:
-                        return slot
-                    self._in_background(self._replace(slot))
-                if self._failure is not None:
-                    raise SandboxLost(f"no sandbox could be started any more: {self._failure}")
+        while True:
+            require(self._started and not self._closed, "pool", "not open", "an open pool", "Call start, before close.")
+            while self._idle:
+                slot = self._idle.pop()
+                if not slot.broken:
+                    return slot
+                self._in_background(self._replace(slot))
+            if self.counters.num_missing == self.config.num_slots:
+                raise SandboxLost(f"no sandbox could be started any more: {self._failure}")
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._wake()  # what it was woken for is another's
+                raise
+            finally:
+                with suppress(ValueError):
+                    self._waiters.remove(waiter)
 
-    async def _release(self, slot: Slot) -> None:
+    def _wake(self, *, everyone: bool = False) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                if not everyone:
+                    return
+
+    def _release(self, slot: Slot) -> None:
         if slot.broken or self._closed:
-            await self._replace(slot)
-            return
-        async with self._changed:
+            self._in_background(self._replace(slot))
+        else:
             self._idle.append(slot)
-            self._changed.notify()
+            self._wake()
 
     async def _replace(self, slot: Slot) -> None:
         await self._end(slot)
-        if self._closed:
-            return
-        self.counters.num_replaced += 1
         for pause in _START_PAUSES:
+            if self._closed:
+                return
             await asyncio.sleep(pause)
             try:
                 fresh = await self._new_slot()
-                break
             except (ConfigError, OSError) as error:
-                failure = error
-        else:
-            self._failure = failure
-            async with self._changed:
-                self._changed.notify_all()
-            return
-        async with self._changed:
-            self._idle.append(fresh)
-            self._changed.notify()
+                self._failure = error
+            else:
+                self.counters.num_replaced += 1
+                self._release(fresh)
+                return
+        self.counters.num_missing += 1
+        self._wake(everyone=True)
 
     def _in_background(self, work: collections.abc.Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -210,19 +225,16 @@ class SandboxPool:
             raise
         except BaseException:
             slot.broken = True
-            self._in_background(self._release(slot))
+            self._release(slot)
             raise
         self.counters.calls[result.exit] += 1
-        if slot.broken:
-            self._in_background(self._release(slot))
-        else:
-            await self._release(slot)
+        self._release(slot)
         return result, tree
 
     async def _release_after(self, work: asyncio.Future[tuple[SandboxResult, bytes | None]], slot: Slot) -> None:
         with suppress(Exception):
             await work
-        await self._release(slot)
+        self._release(slot)
 
     async def run(
         self,
@@ -247,9 +259,7 @@ class SandboxPool:
         tree = _tree_of(files or {}, stdin, limits)
         for name in collect:
             _check_name("collect", name)
-        call = Call(
-            role="run", source=source, limits=limits, stdin=_bytes_of(stdin), tree=tree, collect=tuple(collect)
-        )
+        call = Call(role="run", source=source, limits=limits, stdin=_bytes_of(stdin), tree=tree, collect=tuple(collect))
         result, returned = await self._run(await self._acquire(), call)
         if returned is None:
             return result
@@ -281,14 +291,16 @@ class SandboxPool:
             ConfigError: the pool has one sandbox only.
             SandboxLost: no sandbox can be started any more.
         """
-        require(self.config.num_slots >= 2, "num_slots", self.config.num_slots, "2 or more", "Tests need a sandbox too.")
+        require(
+            self.config.num_slots >= 2, "num_slots", self.config.num_slots, "2 or more", "Tests need a sandbox too."
+        )
         exchange = checking.Exchange(source, tests, setup, limits or self.config.limits)
         async with self._pairs:  # two callers that hold one sandbox each would wait for ever
             first = await self._acquire()
             try:
                 second = await self._acquire()
             except BaseException:
-                await self._release(first)
+                self._release(first)
                 raise
         submission, checker = await asyncio.gather(
             self._run_side(first, exchange, exchange.submission), self._run_side(second, exchange, exchange.checker)
@@ -307,8 +319,7 @@ class SandboxPool:
         if self._closed:
             return
         self._closed = True
-        async with self._changed:
-            self._changed.notify_all()
+        self._wake(everyone=True)
         self._idle.clear()
         await asyncio.gather(*(self._end(slot) for slot in list(self._slots)))
         while self._tasks:
@@ -385,9 +396,13 @@ def _check_name(field: str, name: str) -> bytes:
 
 def _tree_of(files: Mapping[str, bytes], stdin: str, limits: SandboxLimits) -> bytes:
     """Files and the folders that they need, parents first."""
-    size = len(stdin) + sum(len(content) for content in files.values())
+    sizes = [len(_bytes_of(stdin)), *(len(content) for content in files.values())]
+    size = sum(sizes)
+    largest = max(sizes)
+    require(
+        largest <= limits.file_bytes, "files", f"{largest} bytes", f"up to {limits.file_bytes}", "Raise file_bytes."
+    )
     require(size <= limits.tmp_bytes, "files", f"{size} bytes", f"up to {limits.tmp_bytes}", "Raise tmp_bytes.")
-    require(len(files) < limits.tmp_files, "files", len(files), f"below {limits.tmp_files}", "Raise tmp_files.")
     entries: dict[bytes, wire.Entry] = {}
     for name, content in files.items():
         path = _check_name("files", name)
@@ -397,5 +412,7 @@ def _tree_of(files: Mapping[str, bytes], stdin: str, limits: SandboxLimits) -> b
             entries.setdefault(folder, wire.Entry(stat.S_IFDIR, 0o755, folder))
         require(path not in entries, "files", name, "a file or a folder of that name", "Rename one.")
         entries[path] = wire.Entry(stat.S_IFREG, 0o644, path, bytes(content))
+    room = limits.tmp_files - _OWN_ENTRIES
+    require(len(entries) <= room, "files", f"{len(entries)} files and folders", f"up to {room}", "Raise tmp_files.")
     folders = [entry for entry in entries.values() if entry.kind == stat.S_IFDIR]
     return b"".join(wire.pack_entry(entry) for entry in [*folders, *(e for e in entries.values() if e not in folders)])

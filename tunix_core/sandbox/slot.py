@@ -332,6 +332,8 @@ class Slot:
     async def end(self) -> None:
         """Kill it with everything inside, and wait until it is gone."""
         self.broken = True
+        if self._done is not None and not self._done.done():
+            self._done.set_result(b"")
         loop = asyncio.get_running_loop()
         if self._control is not None:
             loop.remove_reader(self._control.fileno())

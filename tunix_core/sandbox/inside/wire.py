@@ -195,6 +195,7 @@ def unpack_tree(body: bytes) -> Iterator[Entry]:
 # --- plain values ---------------------------------------------------------------------------------
 
 _SMALL_INTEGER = 1 << 53
+_CONTAINERS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "z": frozenset}
 
 
 class Handle(NamedTuple):
@@ -220,7 +221,7 @@ def encode(value: Any, keep: Callable[[Any], Handle]) -> Any:
         return ["c", float.hex(value.real), float.hex(value.imag)]
     if isinstance(value, bytes | bytearray):
         return ["b", bytes(value).hex()]
-    for tag, kind in (("l", list), ("t", tuple), ("s", set), ("z", frozenset)):
+    for tag, kind in _CONTAINERS.items():
         if isinstance(value, kind):
             return [tag, *(encode(item, keep) for item in kind.__iter__(value))]
     if isinstance(value, dict):
@@ -241,13 +242,13 @@ def decode(value: Any, handle: Callable[[Handle], Any]) -> Any:
         raise MalformedMessage("a value is of no known form")
     tag, rest = value[0], value[1:]
     try:
-        if tag in ("l", "t", "s", "z"):
-            kind = {"l": list, "t": tuple, "s": set, "z": frozenset}[tag]
-            return kind([decode(item, handle) for item in rest])
+        if tag in _CONTAINERS:
+            return _CONTAINERS[tag]([decode(item, handle) for item in rest])
         if tag == "d":
             return {decode(key, handle): decode(item, handle) for key, item in rest}
         if tag == "i":
-            return int(*rest, 16)
+            (digits,) = rest
+            return int(digits, 16)
         if tag == "f":
             return float.fromhex(*rest)
         if tag == "c":

@@ -39,7 +39,8 @@ def _prepare() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name in _PRELOADED.split():
         __import__(name)
-    os.environ.pop("LD_LIBRARY_PATH", None)
+    for name in ("LD_LIBRARY_PATH", "PWD"):
+        os.environ.pop(name, None)
     sys.dont_write_bytecode = True
     # What comes after finds what is loaded here untouched by its garbage collections: pages stay shared.
     gc.collect()
