@@ -7,12 +7,8 @@ sandboxes are the same processes as before unless the case says that one is lost
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import dataclasses
-import os
-import platform
 import signal
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
