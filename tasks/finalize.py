@@ -37,7 +37,7 @@ def _full_buffer_rate(task: Task, version: int) -> float | None:
         task.log("full buffer: not measured, since the learner's mesh reaches over several hosts")
         return None
     enable_compilation_cache()
-    tensors, _ = PolicyStore(task.store).load(version)
+    tensors, _ = PolicyStore(task.store).open(version)
     reference = load_reference(task.store, task.config, task.extra)
     rate = measure(task.store, task.config, tensors, reference, seconds=task.arguments.full_buffer_seconds)
     task.log(

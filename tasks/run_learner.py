@@ -83,7 +83,7 @@ def _train(task: Task, hosts: Hosts | None = None) -> None:
         task.config,
         trainer,
         group_advantages(task.config.algorithm),
-        policy_zero=PolicyStore(task.store).load(0)[0],
+        policy_zero=PolicyStore(task.store).open(0)[0],
         reference=load_reference(task.store, task.config, task.extra),
         incarnation=hosts.lead("start", task.incarnation, lambda incarnations: incarnations[0]),
         process=task.process if hosts.is_first else f"{task.process}-host-{hosts.index}",

@@ -1,4 +1,5 @@
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -6,14 +7,17 @@ import pytest
 from tunix_core import paths
 from tunix_core.config import RunConfig, SyncConfig
 from tunix_core.config_loading import load_recipe
-from tunix_core.data.publication import Publisher, judge, publish_until_stopped
-from tunix_core.errors import Interrupted
+from tunix_core.data.publication import Gate, Publisher, publish_until_stopped
+from tunix_core.errors import CorruptObject, Interrupted
+from tunix_core.storage import tensor_files
 from tunix_core.storage.control import read_heartbeat, request_stop
+from tunix_core.storage.parts import Part, Parts
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.snapshots import SnapshotStore
 from tunix_core.storage.store import ObjectStore, open_store, read_json
 
 CONFIG = load_recipe("lookup", {"sync.interval_seconds": 0.05})
+HALVES = (slice(0, 512), slice(512, 1024))
 
 
 def weights(value: float = 1.0, **changes: np.ndarray) -> dict[str, np.ndarray]:
@@ -49,9 +53,13 @@ def make_publisher(store: ObjectStore, config: RunConfig = CONFIG) -> Publisher:
     ],
 )
 def test_gate(tensors: dict[str, np.ndarray], reason: str) -> None:
-    received, figures = judge(tensors, weights(), SyncConfig())
-    assert received == reason
-    assert set(figures) == {"max_abs_weight", "relative_change"}
+    gate = Gate(SyncConfig(), {name: value.shape for name, value in tensors.items()}, weights())
+    for file in tensor_files.encoded(tensors):
+        for box, array in file.arrays():
+            gate.take(box, array)
+    gate.close()
+    assert gate.refusal == reason
+    assert set(gate.figures) == {"max_abs_weight", "relative_change"}
 
 
 def test_newest_snapshot_is_published_once(store: ObjectStore) -> None:
@@ -88,6 +96,48 @@ def test_a_corrupt_snapshot_is_refused(store: ObjectStore) -> None:
     store.put(key, store.get(key)[:-1] + b"\0")
     assert not make_publisher(store).publish_newest()
     assert "unreadable" in read_json(store, paths.snapshot_refusal(1))["reason"]
+
+
+def test_nothing_is_left_of_what_was_refused_half_way(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_files, "FILE_BYTES", 30)
+    snapshot(store, 1, weights(1.1, b=np.array([1, np.nan, 1, 1], np.float32)))
+    assert len(tensor_files.boxes(SnapshotStore(store).manifest(1))) == 2
+    before = store.list_after("policies/")
+    assert not make_publisher(store).publish_newest()
+    assert store.list_after("policies/") == before
+
+
+def test_a_damaged_policy_before_is_no_fault_of_the_snapshot(store: ObjectStore) -> None:
+    snapshot(store, 1, weights(1.1))
+    (key,) = [k for k in store.list_after(paths.policy(0)) if k.endswith("safetensors")]
+    store.put(key, store.get(key)[:-1] + b"\0")
+    with pytest.raises(CorruptObject):
+        make_publisher(store).publish_newest()
+    assert not store.exists(paths.snapshot_refusal(1))
+
+
+def test_a_model_larger_than_the_publisher(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 MB of weights, of two learner hosts, in files of at most 1 MB: no more than a few files are in memory at a time."""
+    monkeypatch.setattr(tensor_files, "FILE_BYTES", 2**20)
+    monkeypatch.setattr(tensor_files, "BOX_BYTES", 2**18)
+    snapshots, whole = SnapshotStore(store), np.ones((2, 1024, 1024), np.float32)
+    PolicyStore(store).publish(1, {"w": whole, "v": whole[0, 0]}, config={}, parent=0, publisher="p", gate={})
+    halves = [Parts(whole.shape, whole.dtype, [Part.of(1.1 * whole[:, rows], (0, rows.start, 0))]) for rows in HALVES]
+    own = [{"w": halves[0], "v": 1.1 * whole[0, 0]}, {"w": halves[1]}]
+    snapshots.complete(2, [snapshots.write_part(2, own[i], incarnation="l", host=i) for i in (0, 1)], incarnation="l")
+    publisher = make_publisher(store)
+    tracemalloc.start()
+    try:
+        assert publisher.publish_newest(), publisher.refusal
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < whole.nbytes / 2, f"{peak} bytes"
+    tensors, manifest = PolicyStore(store).load(2)
+    np.testing.assert_array_equal(tensors["w"], 1.1 * whole)
+    np.testing.assert_array_equal(tensors["v"], 1.1 * whole[0, 0])
+    assert manifest["gate"]["relative_change"] == pytest.approx(0.1, rel=1e-5)
+    assert all(entry["num_bytes"] < 1.1 * 2**20 for entry in manifest["files"].values())
 
 
 def test_change_is_measured_against_the_policy_published_last(store: ObjectStore) -> None:

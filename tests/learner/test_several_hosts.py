@@ -20,8 +20,10 @@ from tunix_core.data.rows import RowFetcher
 from tunix_core.data.sharing import feed_of_shard
 from tunix_core.errors import EXIT_INTERRUPTED, is_retryable
 from tunix_core.learner.batches import batch_of_record
+from tunix_core.storage import tensor_files
 from tunix_core.storage.checkpoints import CheckpointStore
 from tunix_core.storage.control import read_heartbeats
+from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.run_directory import create_run
 from tunix_core.storage.store import open_store
 
@@ -170,9 +172,15 @@ def test_hosts_that_wait_for_data_leave_when_one_dies(tmp_path: Path, cache: Pat
     assert is_retryable(codes[0]), gang.output()
 
 
-def test_all_stop_behind_the_same_step_when_one_is_asked_to(tmp_path: Path, cache: Path) -> None:
-    """The answer to SIGTERM: a checkpoint of that step, and a code that says so, on both."""
-    config = gang_config(40, {"data": 2})
+def test_all_stop_behind_the_same_step_when_one_is_asked_to(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to SIGTERM: a checkpoint of that step, and a code that says so, on both.
+
+    Their devices hold half of the parameters each, and each has read half of policy 0 and of the reference.
+    """
+    config = gang_config(40, {"fsdp": 2})
+    monkeypatch.setattr(tensor_files, "BOX_BYTES", 256)
     create(tmp_path / "run", config, 166)
     gang = Gang(tmp_path / "run", cache, 2, 1, step_seconds=0.1)
     try:
@@ -181,7 +189,12 @@ def test_all_stop_behind_the_same_step_when_one_is_asked_to(tmp_path: Path, cach
         assert gang.wait(120) == [EXIT_INTERRUPTED, EXIT_INTERRUPTED], gang.output()
     finally:
         gang.end()
-    clock = CheckpointStore(open_store(str(tmp_path / "run"))).clocks()[-1]
+    store = open_store(str(tmp_path / "run"))
+    whole = sum(value.nbytes for value in PolicyStore(store).load(0)[0].values())
+    for host in range(2):
+        read = max(map(int, gang.lines(host, "weights")))
+        assert whole <= read < 1.1 * whole, f"host {host} read {read} bytes of twice {whole}"
+    clock = CheckpointStore(store).clocks()[-1]
     assert f"interrupted at clock {clock};" in gang.logs[0].read_text()
     assert f"interrupted at clock {clock};" in gang.logs[1].read_text()
     assert weights(tmp_path / "run", clock)

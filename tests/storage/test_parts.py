@@ -7,7 +7,7 @@ import pytest
 
 from tunix_core.errors import CorruptObject
 from tunix_core.storage.memory_store import MemoryStore
-from tunix_core.storage.parts import Part, Parts, joined, to_write
+from tunix_core.storage.parts import Part, Parts
 from tunix_core.storage.snapshots import SnapshotStore
 
 WHOLE = np.arange(48, dtype=np.float32).reshape(6, 8)
@@ -38,16 +38,22 @@ def test_a_hole_is_noticed() -> None:
         tensor[:4, :4]
 
 
-def test_files_of_all_hosts_join_and_a_missing_one_shows() -> None:
-    files = [
-        to_write({"w": parts((0, 0), (3, 4)), "step": np.array(3)}),
-        to_write({"w": parts((0, 4), (3, 0))}),
-    ]
-    found = joined(files)
-    np.testing.assert_array_equal(found["w"], WHOLE)
-    assert found["step"] == 3
-    with pytest.raises(CorruptObject, match="w: received parts of 24 numbers, accepted 48"):
-        joined(files[:1])
+def test_several_boxes_take_each_part_once() -> None:
+    loaded = []
+
+    def counted(part: Part) -> Part:
+        def load() -> np.ndarray:
+            loaded.append(part.offset)
+            return part.load()
+
+        return Part(offset=part.offset, shape=part.shape, load=load)
+
+    tensor = Parts(WHOLE.shape, WHOLE.dtype, [counted(part) for part in parts((0, 0), (0, 4), (3, 0), (3, 4)).parts])
+    boxes = [(slice(0, 3), slice(0, 5)), (slice(0, 1), slice(2, 4))]
+    for box, found in zip(boxes, tensor.astype(np.float64).read(boxes), strict=True):
+        assert found.dtype == np.float64
+        np.testing.assert_array_equal(found, WHOLE[box])
+    assert sorted(loaded) == [(0, 0), (0, 4)]
 
 
 def test_a_snapshot_of_two_hosts() -> None:
@@ -62,6 +68,11 @@ def test_a_snapshot_of_two_hosts() -> None:
     found = snapshots.load(3)
     np.testing.assert_array_equal(found["w"], WHOLE)
     np.testing.assert_array_equal(found["b"], np.ones(2))
+    half = MemoryStore("half-a-snapshot")
+    first = SnapshotStore(half).write_part(3, {"w": parts((0, 0), (3, 4))}, incarnation="l0")
+    SnapshotStore(half).complete(3, [first], incarnation="l0")
+    with pytest.raises(CorruptObject, match="w: received parts of 24 numbers, accepted 48"):
+        SnapshotStore(half).load(3)
     again = snapshots.write_part(3, {"w": WHOLE}, incarnation="l1")
     assert again == {}
     snapshots.complete(3, [again], incarnation="l1")

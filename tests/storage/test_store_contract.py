@@ -253,6 +253,15 @@ def test_sizes(store: ObjectStore, size: int) -> None:
     assert store.get_with_version("big") == (data, version)
 
 
+def test_a_range_is_those_bytes(store: ObjectStore) -> None:
+    store.put("a/b", b"0123456789")
+    for start, stop in ((0, 10), (3, 7), (9, 10), (4, 4), (7, 30), (10, 12), (12, 15)):
+        assert store.get_range("a/b", start, stop) == b"0123456789"[start:stop]
+    for start, stop in ((0, 5), (2, 2)):
+        with pytest.raises(ObjectMissing):
+            store.get_range("a/c", start, stop)
+
+
 def test_bodies_are_any_bytes(store: ObjectStore) -> None:
     data = b"\r\n--boundary\r\nContent-Type: x\r\n\r\n\x00\xff--\r\n"
     store.put_if_absent("k", data)

@@ -8,7 +8,9 @@ from typing import Any
 from tunix_core.errors import StoreError
 from tunix_core.storage.store import ObjectStore
 
-_VERBS = ("put_if_absent", "get_with_version", "put_if_version", "list_after", "get", "put", "exists", "delete")
+_VERBS = (
+    "put_if_absent", "get_with_version", "put_if_version", "list_after", "get", "get_range", "put", "exists", "delete",
+)  # fmt: skip
 
 
 class ScriptedStore:

@@ -29,6 +29,7 @@ from tunix_core.distributed.compilation import CACHE_VARIABLE
 from tunix_core.errors import EXIT_CONFIG, EXIT_DATA, EXIT_INTERRUPTED
 from tunix_core.learner.weights import load_reference
 from tunix_core.pretrained.importing import import_model
+from tunix_core.storage import tensor_files
 from tunix_core.storage.control import read_heartbeat
 from tunix_core.storage.metrics_files import MetricReader
 from tunix_core.storage.policies import PolicyStore
@@ -292,7 +293,7 @@ def test_reinforcement_learning_starts_from_it(
     assert all(np.array_equal(tensor, expected[name]) for name, tensor in tensors(store).items())
     gate = PolicyStore(store).manifest(0)["gate"]
     assert gate["start_uri"] == start
-    assert gate["start_sha256"] == PolicyStore(origin).manifest(0)["files"]["model.safetensors"]["sha256"]
+    assert gate["start_sha256"] == tensor_files.digest(PolicyStore(origin).manifest(0))
     assert 0 <= gate["held_out_success"] <= 1
 
     # It is the KL reference of this run, and can be that of another.

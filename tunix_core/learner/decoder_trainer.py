@@ -36,11 +36,11 @@ class DecoderTrainer:
         """This host's of every batch."""
         self._step = make_train_step(config, mesh)
 
-    def initial_state(self, tensors: Mapping[str, np.ndarray]) -> TrainState:
+    def initial_state(self, tensors: Tensors) -> TrainState:
         model = self._config.model
         return self._step.init_state(unflatten_parameters(model, tensors, trained_parameters(model)))
 
-    def reference(self, tensors: Mapping[str, np.ndarray]) -> Params:
+    def reference(self, tensors: Tensors) -> Params:
         return self._step.put_reference(unflatten_parameters(self._config.model.base(), tensors))
 
     def compile(self, num_windows: int, window_tokens: int) -> None:

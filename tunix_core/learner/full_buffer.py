@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from tunix_core.data.rows import RowFetcher
 from tunix_core.errors import DataError
 from tunix_core.learner.batches import assemble, batch_of_record
 from tunix_core.learner.decoder_trainer import DecoderTrainer
+from tunix_core.storage.parts import Tensors
 from tunix_core.storage.step_records import read_steps
 from tunix_core.storage.store import ObjectStore
 
@@ -43,8 +44,8 @@ class FullBufferRate(NamedTuple):
 def measure(
     store: ObjectStore,
     config: RunConfig,
-    tensors: Mapping[str, np.ndarray],
-    reference_tensors: Mapping[str, np.ndarray],
+    tensors: Tensors,
+    reference_tensors: Tensors,
     *,
     seconds: float,
     num_rounds: int = 3,

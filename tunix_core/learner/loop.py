@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from tunix_core.config import RunConfig
 from tunix_core.data.buffer import GroupAdvantages, ReplayBuffer
 from tunix_core.data.ingestion import Ingestion
@@ -35,6 +33,7 @@ from tunix_core.learner.totals import BusyMeter, Totals
 from tunix_core.learner.trainer import Trainer
 from tunix_core.rl.pacing import TargetController
 from tunix_core.storage.control import read_stop, request_stop
+from tunix_core.storage.parts import Tensors
 from tunix_core.storage.snapshots import SnapshotStore
 from tunix_core.storage.step_records import read_steps
 from tunix_core.storage.store import ObjectStore
@@ -56,8 +55,8 @@ class Learner:
         trainer: Trainer,
         group_advantages: GroupAdvantages,
         *,
-        policy_zero: Mapping[str, np.ndarray],
-        reference: Mapping[str, np.ndarray],
+        policy_zero: Tensors,
+        reference: Tensors,
         incarnation: str,
         process: str = "learner",
         hosts: Hosts = ALONE,

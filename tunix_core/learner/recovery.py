@@ -13,8 +13,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.groups import Group
@@ -26,6 +24,7 @@ from tunix_core.learner.batches import HostBatch, batch_of_record, group_of_reco
 from tunix_core.learner.checkpointing import load_newest
 from tunix_core.learner.trainer import State, Trainer
 from tunix_core.paths import parse_shard
+from tunix_core.storage.parts import Tensors
 from tunix_core.storage.quarantine import quarantine_row
 from tunix_core.storage.step_records import read_steps
 from tunix_core.storage.store import ObjectStore
@@ -47,7 +46,7 @@ def restore(
     store: ObjectStore,
     trainer: Trainer,
     buffer: ReplayBuffer,
-    policy_zero: Mapping[str, np.ndarray],
+    policy_zero: Tensors,
     hosts: Hosts = ALONE,
     share: Share | None = None,
 ) -> Restored:

@@ -27,6 +27,7 @@ from tunix_core.learner.update import PlacedBatch, Plan, TrainState
 from tunix_core.model_config import ModelConfig
 from tunix_core.models.parameters import Params, abstract_parameters, trained_parameters
 from tunix_core.models.partitioning import as_used, partition_specs
+from tunix_core.storage.parts import Parts
 
 
 def clip_by_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
@@ -170,7 +171,8 @@ class TrainStep:
 
     def put_reference(self, params: Params) -> Params:
         """Whole weights of the KL reference, or of the base under adapters, onto the mesh, as forward passes use them."""
-        stored = as_used(jax.tree.map(np.asarray, params), self.config.model.compute_dtype)
+        host = jax.tree.map(lambda leaf: leaf if isinstance(leaf, Parts) else np.asarray(leaf), params)
+        stored = as_used(host, self.config.model.compute_dtype)
         return self._put(stored, partition_specs(stored, self.plan.parallel))
 
     def put_state(self, state: TrainState) -> TrainState:
@@ -293,11 +295,20 @@ class TrainStep:
 
 
 def _placed_copy(leaf: Any, place: NamedSharding) -> jax.Array:
-    """A host array (or what reads like one) on the mesh; a host that has devices of a part copies that part alone."""
+    """A host array (or what reads like one) on the mesh; a host that has devices of a part copies, or reads, that part alone."""
+    if isinstance(leaf, Parts):
+        mine = place.addressable_devices_indices_map(leaf.shape).values()
+        boxes = {_bounds(index): index for index in mine if index is not None}  # devices may have one in common
+        read = dict(zip(boxes, leaf.read(list(boxes.values())), strict=True))
+        return jax.make_array_from_callback(leaf.shape, place, lambda index: np.array(read[_bounds(index or ())]))
     if place.is_fully_addressable:
         return jax.device_put(np.array(leaf), place)
     # `device_put` would compare the array between all hosts first, with a collective.
     return jax.make_array_from_callback(leaf.shape, place, lambda index: np.array(leaf[index]), dtype=leaf.dtype)
+
+
+def _bounds(index: tuple[slice, ...]) -> tuple[tuple[int | None, int | None], ...]:
+    return tuple((s.start, s.stop) for s in index)
 
 
 def attention_for(model: ModelConfig, mesh: Mesh) -> ModelConfig:

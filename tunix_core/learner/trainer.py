@@ -17,10 +17,10 @@ State = Any
 class Trainer(Protocol):
     """Owns no state: it maps states to states."""
 
-    def initial_state(self, tensors: Mapping[str, np.ndarray]) -> State:
+    def initial_state(self, tensors: Tensors) -> State:
         """Fresh optimizer around the named weights."""
 
-    def reference(self, tensors: Mapping[str, np.ndarray]) -> Any:
+    def reference(self, tensors: Tensors) -> Any:
         """The weights of the KL reference on the device."""
 
     def compile(self, num_windows: int, window_tokens: int) -> None:

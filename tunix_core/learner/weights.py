@@ -6,21 +6,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from tunix_core.config import RunConfig
 from tunix_core.config_loading import config_from_dict
 from tunix_core.errors import ConfigError, CorruptObject, ObjectMissing
 from tunix_core.models import huggingface
-from tunix_core.models.parameters import Params, flatten_parameters, trained_parameters, unflatten_parameters
-from tunix_core.pretrained.loading import base_entry, load_base, same_tokenizer
-from tunix_core.storage.multifile import WEIGHTS
+from tunix_core.models.parameters import Params, trained_parameters, unflatten_parameters
+from tunix_core.pretrained.loading import base_entry, open_base, same_tokenizer
+from tunix_core.storage import tensor_files
+from tunix_core.storage.parts import Parts
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.store import ObjectStore, open_store
 
 
-def load_reference(store: ObjectStore, config: RunConfig, extra: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Policy 0 of this run, or the policy folder that `reference_uri` names, verified by SHA-256.
+def load_reference(store: ObjectStore, config: RunConfig, extra: Mapping[str, Any]) -> dict[str, Parts]:
+    """Policy 0 of this run, or the policy folder that `reference_uri` names; read, and verified by SHA-256, where it is used.
 
     Of a run that trains adapters it is their base: the adapted model with its adapters off.
 
@@ -29,15 +28,15 @@ def load_reference(store: ObjectStore, config: RunConfig, extra: Mapping[str, An
 
     Raises:
         ConfigError: the URI names no policy folder.
-        CorruptObject: the weights are not those of the manifest, or not those of `reference_sha256`.
+        CorruptObject: the weights are not those of `reference_sha256`.
     """
     if config.model.lora_rank:
-        return flatten_parameters(load_base(config.model))
+        return open_base(config.model).parts()
     policies, version = PolicyStore(store), 0
     if config.reference_uri:
         policies, version = policy_folder("reference_uri", config.reference_uri)
-    tensors, manifest = policies.load(version)
-    expected, found = extra.get("reference_sha256"), manifest["files"][WEIGHTS]["sha256"]
+    tensors, manifest = policies.open(version)
+    expected, found = extra.get("reference_sha256"), tensor_files.digest(manifest)
     if expected and expected != found:
         raise CorruptObject(f"reference weights: received sha256 {found}, accepted {expected}, as run.json pins it")
     return tensors
@@ -88,4 +87,4 @@ def load_start(config: RunConfig) -> tuple[Params, str]:
             "whole weights for a run without adapters, or else the same adapters of the same base",
             "Merge adapters into a model of their own with tunixctl export-model and import-model.",
         )
-    return unflatten_parameters(ours, tensors, trained_parameters(ours)), manifest["files"][WEIGHTS]["sha256"]
+    return unflatten_parameters(ours, tensors, trained_parameters(ours)), tensor_files.digest(manifest)

@@ -138,11 +138,12 @@ def flatten_parameters(params: Params) -> dict[str, np.ndarray]:
 
 
 def unflatten_parameters(
-    config: ModelConfig, tensors: Mapping[str, np.ndarray], expected_parameters: Params | None = None
+    config: ModelConfig, tensors: Mapping[str, Any], expected_parameters: Params | None = None
 ) -> Params:
     """The inverse of `flatten_parameters`, checked against the configuration.
 
     Args:
+        tensors: arrays, or what has their shape and type; they become the leaves as they are.
         expected_parameters: a part of the model's, such as `trained_parameters`; None: all of them.
 
     Raises:

@@ -53,7 +53,7 @@ def pretrained_parameters(model: ModelConfig) -> Params | None:
     return None if folder is None else unflatten_parameters(model.base(), folder.tensors())
 
 
-def _open_base(model: ModelConfig) -> ModelFolder:
+def open_base(model: ModelConfig) -> ModelFolder:
     """The model that a run's adapters lie on."""
     folder = open_pretrained(model)
     if folder is None:
@@ -65,13 +65,13 @@ def base_entry(model: ModelConfig) -> dict[str, str] | None:
     """What the manifest of a policy version says of the base its adapters belong to; None for full weights."""
     if not model.lora_rank:
         return None
-    folder = _open_base(model)
+    folder = open_base(model)
     return {"uri": folder.store.uri, "sha256": folder.sha256}
 
 
 def load_base(model: ModelConfig) -> Params:
     """The frozen weights under a run's adapters."""
-    return unflatten_parameters(model.base(), _open_base(model).tensors())
+    return unflatten_parameters(model.base(), open_base(model).tensors())
 
 
 class PolicyLoader:

@@ -7,9 +7,10 @@ trains or serves the model reads it here, so a file that changed is found out be
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,12 @@ import numpy as np
 from tunix_core.errors import ConfigError, CorruptObject, ObjectMissing
 from tunix_core.model_config import ModelConfig
 from tunix_core.models import huggingface
-from tunix_core.storage import multifile
+from tunix_core.models.parameters import abstract_parameters, named_leaves
+from tunix_core.storage import multifile, tensor_files
 from tunix_core.storage.multifile import CONFIG
+from tunix_core.storage.parts import Part, Parts
 from tunix_core.storage.store import ObjectStore, from_json, open_store
+from tunix_core.storage.tensor_files import StoredBox
 
 TEXT_FILES = (
     "tokenizer.json",
@@ -67,6 +71,32 @@ class ModelFolder:
                 theirs |= multifile.decode_tensors(multifile.read_file(self.store, self.manifest, name), name)
         return huggingface.from_hf(self.model_config(), theirs, theirs.__getitem__)
 
+    def parts(self) -> dict[str, Parts]:
+        """The same, of which nothing is read yet: their tensors are read one by one, where a layer or expert is needed.
+
+        Raises:
+            CorruptObject: while reading, bytes that are not the manifest's.
+        """
+        theirs = tensor_files.opened(self.store, self.manifest)
+        config = self.model_config()
+        shapes = named_leaves(abstract_parameters(config))
+        found = {}
+        for name, place in huggingface.places(config).items():
+            whole = shapes[name].shape
+            parts = []
+            for index, key in huggingface.their_names(config, place):
+                shape = (1,) * len(index) + whole[len(index) :]
+                offset = index + (0,) * (len(whole) - len(index))
+                load = functools.partial(_ours, theirs[key], place.transposed, shape)
+                parts.append(Part(offset=offset, shape=shape, load=load))
+            found[name] = Parts(whole, np.float32, parts)
+        return found
+
+
+def _ours(theirs: Parts, transposed: bool, shape: tuple[int, ...]) -> np.ndarray:
+    tensor = np.asarray(theirs)
+    return (tensor.T if transposed else tensor).reshape(shape).astype(np.float32)
+
 
 def open_model(uri: str) -> ModelFolder:
     """The folder that `tunixctl import-model` wrote to `uri`.
@@ -93,8 +123,17 @@ def write_model(store: ObjectStore, files: Iterable[tuple[str, bytes]], *, sourc
         ObjectExists: there is a model already.
     """
     attempt = multifile.attempt_name("import")
-    entries = multifile.put_files(store, "", attempt, files)
-    multifile.put_manifest(store, "", attempt, entries, {"kind": _KIND, "source": source})
+    boxes: dict[str, list[StoredBox]] = {}
+
+    def noted() -> Iterator[tuple[str, bytes]]:
+        for name, data in files:
+            if name.endswith(".safetensors"):
+                boxes[name] = tensor_files.boxes_of(data)
+            yield name, data
+
+    entries = multifile.put_files(store, "", attempt, noted())
+    fields = {"kind": _KIND, "source": source, tensor_files.FIELD: boxes}
+    multifile.put_manifest(store, "", attempt, entries, fields)
     return ModelFolder(store=store, manifest=multifile.read_manifest(store, ""))
 
 

@@ -20,8 +20,9 @@ import os
 import time
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 from tunix_core.errors import ConfigError, ObjectExists, ObjectMissing, StoreError, VersionConflict
 from tunix_core.storage.store import Version, check_key, check_prefix
@@ -30,6 +31,8 @@ _NUM_LOCKS = 256
 _LEFTOVER_SECONDS = 86_400
 _TRANSIENT = frozenset({errno.EIO, errno.ESTALE, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, errno.ENFILE})
 _NUM_ATTEMPTS = 4
+
+_T = TypeVar("_T")
 
 
 class LocalStore:
@@ -58,18 +61,7 @@ class LocalStore:
             return version
 
     def get_with_version(self, key: str) -> tuple[bytes, Version]:
-        path = self._path(key)
-        for attempt in range(_NUM_ATTEMPTS):
-            try:
-                with open(path, "rb") as file:  # files are never changed in place: bytes and time belong together
-                    return file.read(), _version(os.fstat(file.fileno()))
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                raise ObjectMissing(f"{self.uri}: no object {key}") from None
-            except OSError as error:
-                if error.errno not in _TRANSIENT or attempt == _NUM_ATTEMPTS - 1:
-                    raise StoreError(f"{self.uri}: reading {key}: {error}") from error
-                time.sleep(0.05 * 4**attempt)
-        raise AssertionError("unreachable")
+        return self._read(key, lambda file: (file.read(), _version(os.fstat(file.fileno()))))
 
     def put_if_version(self, key: str, data: bytes, version: Version) -> Version:
         target = self._path(key)
@@ -97,6 +89,13 @@ class LocalStore:
     def get(self, key: str) -> bytes:
         return self.get_with_version(key)[0]
 
+    def get_range(self, key: str, start: int, stop: int) -> bytes:
+        def read(file: BinaryIO) -> bytes:
+            file.seek(start)
+            return file.read(stop - start)
+
+        return self._read(key, read)
+
     def put(self, key: str, data: bytes) -> None:
         target = self._path(key)
         with self._errors(key), self._locked(key):
@@ -121,6 +120,20 @@ class LocalStore:
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
+
+    def _read(self, key: str, read: Callable[[BinaryIO], _T]) -> _T:
+        path = self._path(key)
+        for attempt in range(_NUM_ATTEMPTS):
+            try:
+                with open(path, "rb") as file:  # files are never changed in place: what is read belongs together
+                    return read(file)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                raise ObjectMissing(f"{self.uri}: no object {key}") from None
+            except OSError as error:
+                if error.errno not in _TRANSIENT or attempt == _NUM_ATTEMPTS - 1:
+                    raise StoreError(f"{self.uri}: reading {key}: {error}") from error
+                time.sleep(0.05 * 4**attempt)
+        raise AssertionError("unreachable")
 
     @staticmethod
     def _stat(path: Path) -> os.stat_result | None:

@@ -73,6 +73,9 @@ class MemoryStore:
     def get(self, key: str) -> bytes:
         return self.get_with_version(key)[0]
 
+    def get_range(self, key: str, start: int, stop: int) -> bytes:
+        return self.get(key)[start:stop]
+
     def put(self, key: str, data: bytes) -> None:
         full = self._full(key)
         with self._space.lock:

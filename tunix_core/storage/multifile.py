@@ -48,6 +48,7 @@ def put_files(
         key = f"{folder}{attempt}/{safe}"
         store.put_if_absent(key, data)
         entries[name] = FileEntry(key, hashlib.sha256(data).hexdigest(), len(data))
+        del data  # before the next one is made
     return entries
 
 
@@ -169,13 +170,16 @@ def decode_tensors(data: bytes, what: str) -> dict[str, np.ndarray]:
         raise CorruptObject(f"{what}: no safetensors file ({error})") from error
 
 
-def _tensor(entry: Mapping[str, Any]) -> np.ndarray:
-    if entry["dtype"] == "BF16":
+def tensor_type(code: str) -> np.dtype[Any]:
+    """Of a safetensors file's name for it. Raises KeyError."""
+    if code == "BF16":
         import ml_dtypes
 
-        dtype = np.dtype(ml_dtypes.bfloat16)
-    elif entry["dtype"] == "BOOL":
-        dtype = np.dtype(bool)
-    else:
-        dtype = np.dtype(_TENSOR_TYPES[entry["dtype"]]).newbyteorder("<")
-    return np.frombuffer(entry["data"], dtype).reshape(entry["shape"])
+        return np.dtype(ml_dtypes.bfloat16)
+    if code == "BOOL":
+        return np.dtype(bool)
+    return np.dtype(_TENSOR_TYPES[code]).newbyteorder("<")
+
+
+def _tensor(entry: Mapping[str, Any]) -> np.ndarray:
+    return np.frombuffer(entry["data"], tensor_type(entry["dtype"])).reshape(entry["shape"])

@@ -1,12 +1,9 @@
-"""Tensors in parts: each host of a learner writes those that it holds, and nobody joins them unasked.
-
-In a file a whole tensor goes by its name; a part by its name and where it begins, `name@0,128`. A table beside the
-files says what is whose part: key -> [name, shape of the whole, offset].
-"""
+"""Tensors in parts: each host of a learner has those that it holds, a file some boxes, and nobody joins them unasked."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +11,7 @@ import numpy as np
 
 from tunix_core.errors import CorruptObject
 
-Table = Mapping[str, Sequence[Any]]
-"""Key in a file -> [name, shape of the whole, offset]; whole tensors are not in it."""
+Box = tuple[slice, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,38 +36,69 @@ class Parts:
         self.dtype = np.dtype(dtype)
         self.parts = list(parts)
 
-    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-        """
+    def read(self, boxes: Sequence[Box]) -> list[np.ndarray]:
+        """New arrays; a part that several take is loaded once, and one part at a time is in memory beside them.
+
         Raises:
-            CorruptObject: no part holds some of it.
+            CorruptObject: no part holds some of a box.
         """
-        bounds = [slice(*s.indices(size)[:2]) for s, size in zip(index, self.shape, strict=True)]
-        found = np.empty([b.stop - b.start for b in bounds], self.dtype)
-        known = np.zeros(found.shape, np.bool_)
+        wanted = [[slice(*s.indices(size)[:2]) for s, size in zip(box, self.shape, strict=True)] for box in boxes]
+        found = [np.empty([s.stop - s.start for s in box], self.dtype) for box in wanted]
+        known = [0] * len(found)  # parts do not overlap
         for part in self.parts:
-            target, source = [], []
-            for b, begin, size in zip(bounds, part.offset, part.shape, strict=True):
-                low, high = max(b.start, begin), min(b.stop, begin + size)
-                target.append(slice(low - b.start, max(low, high) - b.start))
-                source.append(slice(low - begin, max(low, high) - begin))
-            if all(s.stop > s.start for s in source):
-                found[tuple(target)] = part.load()[tuple(source)]
-                known[tuple(target)] = True
-        if not known.all():
-            raise CorruptObject(f"a tensor of shape {list(self.shape)}: parts hold {known.mean():.0%} of {bounds}")
+            common = [_common(box, part) for box in wanted]
+            data = part.load() if any(common) else None
+            for number, pair in enumerate(common):
+                if pair is not None and data is not None:
+                    target, source = pair
+                    found[number][target] = data[source]
+                    known[number] += math.prod(s.stop - s.start for s in target)
+        for box, array, count in zip(wanted, found, known, strict=True):
+            if count != array.size:
+                share = count / array.size
+                raise CorruptObject(f"a tensor of shape {list(self.shape)}: parts hold {share:.0%} of {box}")
         return found
+
+    def __getitem__(self, index: Box) -> np.ndarray:
+        """Raises as `read`."""
+        return self.read([index])[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy
         return self[(slice(None),) * len(self.shape)].astype(dtype or self.dtype, copy=False)
 
+    def astype(self, dtype: Any) -> Parts:
+        """In another type; converted as it is read."""
+
+        def converted(part: Part) -> Part:
+            return dataclasses.replace(part, load=lambda: part.load().astype(dtype))
+
+        return Parts(self.shape, dtype, [converted(part) for part in self.parts])
+
+
+def _common(box: Sequence[slice], part: Part) -> tuple[Box, Box] | None:
+    """What a box and a part have in common, as slices of each; None where that is nothing."""
+    target, source = [], []
+    for wanted, begin, size in zip(box, part.offset, part.shape, strict=True):
+        low, high = max(wanted.start, begin), min(wanted.stop, begin + size)
+        if high <= low:
+            return None
+        target.append(slice(low - wanted.start, high - wanted.start))
+        source.append(slice(low - begin, high - begin))
+    return tuple(target), tuple(source)
+
 
 Tensors = Mapping[str, "np.ndarray | Parts"]
-"""Name -> the whole, or this host's parts of it."""
+"""Name -> the whole, or parts of it."""
+
+
+def key_of(name: str, offset: Sequence[int]) -> str:
+    """A part's name in a file: the tensor's, and where it begins."""
+    return f"{name}@{','.join(map(str, offset))}"
 
 
 def to_write(tensors: Tensors) -> tuple[dict[str, np.ndarray], dict[str, list[Any]]]:
-    """Arrays by key, and the table of those that are parts."""
+    """Arrays by key (a whole tensor goes by its name), and of those that are parts `[name, shape of the whole, offset]`."""
     arrays: dict[str, np.ndarray] = {}
     table: dict[str, list[Any]] = {}
     for name, tensor in tensors.items():
@@ -79,30 +106,7 @@ def to_write(tensors: Tensors) -> tuple[dict[str, np.ndarray], dict[str, list[An
             arrays[name] = tensor
             continue
         for part in tensor.parts:
-            key = f"{name}@{','.join(map(str, part.offset))}"
+            key = key_of(name, part.offset)
             arrays[key] = part.load()
             table[key] = [name, list(tensor.shape), list(part.offset)]
     return arrays, table
-
-
-def joined(files: Sequence[tuple[Mapping[str, np.ndarray], Table]]) -> dict[str, np.ndarray]:
-    """Whole tensors from the files of all hosts.
-
-    Raises:
-        CorruptObject: parts are missing.
-    """
-    whole: dict[str, np.ndarray] = {}
-    known: dict[str, int] = {}
-    for arrays, table in files:
-        for key, array in arrays.items():
-            name, shape, offset = table.get(key, (key, array.shape, (0,) * array.ndim))
-            if key not in table:
-                whole[name] = array
-            else:
-                target = whole.setdefault(name, np.empty(shape, array.dtype))
-                target[tuple(slice(o, o + n) for o, n in zip(offset, array.shape, strict=True))] = array
-            known[name] = known.get(name, 0) + array.size
-    for name, tensor in whole.items():
-        if known[name] != tensor.size:
-            raise CorruptObject(f"{name}: received parts of {known[name]} numbers, accepted {tensor.size} in all")
-    return whole

@@ -10,15 +10,25 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tunix_core import paths
 from tunix_core.errors import CorruptObject, ObjectExists, ObjectMissing, VersionConflict
-from tunix_core.storage import multifile
-from tunix_core.storage.store import ObjectStore, from_json, read_json_or_none, to_json, update_json
+from tunix_core.storage import multifile, tensor_files
+from tunix_core.storage.multifile import FileEntry
+from tunix_core.storage.parts import Parts, Tensors
+from tunix_core.storage.store import (
+    ObjectStore,
+    from_json,
+    map_requests,
+    read_json_or_none,
+    to_json,
+    update_json,
+)
+from tunix_core.storage.tensor_files import TensorFile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,16 +42,80 @@ class CurrentPolicy:
     """Seconds since the epoch, by the publisher's clock."""
 
 
+class PolicyDraft:
+    """A version that is being written; nobody sees it before `complete`."""
+
+    def __init__(self, store: ObjectStore, version: int, publisher: str) -> None:
+        self._store = store
+        self._version = version
+        self._publisher = publisher
+        self._attempt = multifile.attempt_name(publisher)
+        self._folder = paths.policy(version)
+        self._files: dict[str, FileEntry] = {}
+        self._boxes: dict[str, list[Any]] = {}
+
+    def put(self, files: Iterable[TensorFile]) -> None:
+        """Write weights, one file in memory at a time."""
+        entries, boxes = tensor_files.put(self._store, self._folder, self._attempt, files)
+        self._files |= entries
+        self._boxes |= boxes
+
+    def complete(
+        self,
+        *,
+        config: Mapping[str, Any],
+        parent: int | None,
+        gate: Mapping[str, Any],
+        restored_from: int | None = None,
+        base: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Publish what was put and point to it. Arguments, errors and result as of `PolicyStore.publish`."""
+        fields = {
+            "version": self._version,
+            "parent": parent,
+            "publisher": self._publisher,
+            "gate": dict(gate),
+            "restored_from": restored_from,
+            "base": None if base is None else dict(base),
+            tensor_files.FIELD: self._boxes,
+        }
+        entry = multifile.put_files(self._store, self._folder, self._attempt, [(multifile.CONFIG, to_json(config))])
+        try:
+            manifest = multifile.put_manifest(self._store, self._folder, self._attempt, self._files | entry, fields)
+        except ObjectExists:
+            _advance(self._store, self._version)
+            raise
+        _advance(self._store, self._version)
+        return manifest
+
+    def discard(self) -> None:
+        """Delete what was put."""
+        map_requests(self._store, self._store.delete, [entry.key for entry in self._files.values()])
+
+
 class PolicyStore:
     """Publishes and loads policy versions of one run."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
+    def begin(self, version: int, publisher: str) -> PolicyDraft:
+        """Start writing a version; arguments and errors as of `publish`."""
+        current = self.current()
+        if current is not None and current.version > version:
+            raise VersionConflict(
+                f"policy version: received {version}, accepted above the current {current.version}. "
+                "Publish older weights as a new version with restored_from."
+            )
+        if self._store.exists(paths.policy(version) + paths.MANIFEST):
+            _advance(self._store, version)  # whoever completed it may have died before pointing to it
+            raise ObjectExists(f"{self._store.uri}: policy {version} is published")
+        return PolicyDraft(self._store, version, publisher)
+
     def publish(
         self,
         version: int,
-        tensors: Mapping[str, np.ndarray],
+        tensors: Tensors,
         *,
         config: Mapping[str, Any],
         parent: int | None,
@@ -65,33 +139,9 @@ class PolicyStore:
             ObjectExists: another publisher completed this version; the pointer is at least there now.
             VersionConflict: the pointer is above `version` already.
         """
-        current = self.current()
-        if current is not None and current.version > version:
-            raise VersionConflict(
-                f"policy version: received {version}, accepted above the current {current.version}. "
-                "Publish older weights as a new version with restored_from."
-            )
-        folder = paths.policy(version)
-        attempt = multifile.attempt_name(publisher)
-        fields = {
-            "version": version,
-            "parent": parent,
-            "publisher": publisher,
-            "gate": dict(gate),
-            "restored_from": restored_from,
-            "base": None if base is None else dict(base),
-        }
-        try:
-            if self._store.exists(folder + paths.MANIFEST):
-                raise ObjectExists(f"{self._store.uri}: policy {version} is published")
-            files = [(multifile.WEIGHTS, multifile.encode_tensors(tensors)), (multifile.CONFIG, to_json(config))]
-            entries = multifile.put_files(self._store, folder, attempt, files)
-            manifest = multifile.put_manifest(self._store, folder, attempt, entries, fields)
-        except ObjectExists:
-            self._advance(version)  # whoever completed it may have died before pointing to it
-            raise
-        self._advance(version)
-        return manifest
+        draft = self.begin(version, publisher)
+        draft.put(tensor_files.encoded(tensors))
+        return draft.complete(config=config, parent=parent, gate=gate, restored_from=restored_from, base=base)
 
     def current(self) -> CurrentPolicy | None:
         """The newest version; None before the first."""
@@ -122,29 +172,38 @@ class PolicyStore:
         return from_json(multifile.file_entry(manifest, multifile.CONFIG).key, data)
 
     def load(self, version: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Tensors and manifest.
+        """Whole tensors, and the manifest.
 
         Raises:
             ObjectMissing: the version is not complete.
-            CorruptObject: bytes that differ from the manifest's SHA-256, or no safetensors.
+            CorruptObject: bytes that differ from the manifest's SHA-256, or boxes that do not make up whole tensors.
         """
+        manifest = self._checked_manifest(version)
+        return tensor_files.load(self._store, manifest), manifest
+
+    def open(self, version: int) -> tuple[dict[str, Parts], dict[str, Any]]:
+        """Tensors whose boxes are read where they are needed (and can be corrupt then), and the manifest. Raises as `load`."""
+        manifest = self._checked_manifest(version)
+        return tensor_files.opened(self._store, manifest), manifest
+
+    def _checked_manifest(self, version: int) -> dict[str, Any]:
         manifest = self.manifest(version)
         if manifest.get("version") != version:
             raise CorruptObject(f"{paths.policy(version)}: its manifest is of version {manifest.get('version')!r}")
-        data = multifile.read_file(self._store, manifest, multifile.WEIGHTS)
-        return multifile.decode_tensors(data, f"policy {version}"), manifest
+        return manifest
 
-    def _advance(self, version: int) -> None:
-        if not self._store.exists(paths.policy(version) + paths.MANIFEST):
-            raise ObjectMissing(f"{self._store.uri}: policy {version} is not complete")
 
-        def point(current: dict[str, Any] | None) -> dict[str, Any] | None:
-            if current is not None and int(current["version"]) >= version:
-                return None
-            return {
-                "version": version,
-                "manifest": paths.policy(version) + paths.MANIFEST,
-                "published_at": time.time(),
-            }
+def _advance(store: ObjectStore, version: int) -> None:
+    if not store.exists(paths.policy(version) + paths.MANIFEST):
+        raise ObjectMissing(f"{store.uri}: policy {version} is not complete")
 
-        update_json(self._store, paths.CURRENT_POLICY, point)
+    def point(current: dict[str, Any] | None) -> dict[str, Any] | None:
+        if current is not None and int(current["version"]) >= version:
+            return None
+        return {
+            "version": version,
+            "manifest": paths.policy(version) + paths.MANIFEST,
+            "published_at": time.time(),
+        }
+
+    update_json(store, paths.CURRENT_POLICY, point)

@@ -69,6 +69,9 @@ class ObjectStore(Protocol):
     def get(self, key: str) -> bytes:
         """The bytes. Raises ObjectMissing."""
 
+    def get_range(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes `start` to before `stop`, fewer where the object ends earlier; no others are read. Raises ObjectMissing."""
+
     def put(self, key: str, data: bytes) -> None:
         """Create or replace the whole object; readers see the old bytes or the new ones."""
 
