@@ -24,6 +24,7 @@ BASE = {
     "model_config",
     "mesh_config",
     "config_loading",
+    "environment_config",
     "validation",
     "paths",
     "meeting",

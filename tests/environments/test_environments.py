@@ -3,7 +3,7 @@ import dataclasses
 
 import pytest
 
-from tunix_core.config import EnvironmentConfig
+from tunix_core.environment_config import CalculatorOptions, EnvironmentConfig, EnvironmentOptions, LookupOptions
 from tunix_core.environments import make_environment, split_of, task_seed
 from tunix_core.environments.base import ToolWeather
 from tunix_core.errors import ConfigError, EnvironmentFailure
@@ -13,6 +13,10 @@ NAMES = ("lookup", "calculator")
 
 def config(name: str, **fields: object) -> EnvironmentConfig:
     return dataclasses.replace(EnvironmentConfig(name=name, latency_mean_seconds=0.0), **fields)
+
+
+def options(name: str, digits: int, keys: int) -> EnvironmentOptions:
+    return LookupOptions(num_digits=digits, num_keys=keys) if name == "lookup" else CalculatorOptions(num_digits=digits)
 
 
 def play(environment, seed, messages):
@@ -71,7 +75,7 @@ def test_an_unknown_key_is_a_failed_tool_call() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("digits", "keys"), [(1, 3), (3, 16)])
 def test_splits_share_no_instance(name: str, digits: int, keys: int) -> None:
-    environment = make_environment(config(name, num_digits=digits, num_keys=keys))
+    environment = make_environment(config(name, options=options(name, digits, keys)))
     tasks = {
         split: {environment.task(task_seed(split, index, 3)) for index in range(300)} for split in ("train", "held_out")
     }

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tunix_core.config import EnvironmentConfig
+from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.errors import ConfigError, EnvironmentFailure
 
 Instance = TypeVar("Instance")

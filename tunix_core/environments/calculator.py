@@ -35,7 +35,7 @@ class Calculator(SingleTool[CalculatorTask]):
     )
 
     def _draw(self, rng: random.Random) -> CalculatorTask:
-        limit = 10**self._config.num_digits
+        limit = 10**self._options.num_digits
         return CalculatorTask(rng.randrange(limit // 10, limit), rng.randrange(limit // 10, limit))
 
     def _question(self, task: CalculatorTask) -> str:

@@ -39,8 +39,8 @@ class Lookup(SingleTool[LookupTask]):
     )
 
     def _draw(self, rng: random.Random) -> LookupTask:
-        first, second = rng.sample(string.ascii_lowercase[: self._config.num_keys], 2)
-        digits = self._config.num_digits
+        first, second = rng.sample(string.ascii_lowercase[: self._options.num_keys], 2)
+        digits = self._options.num_digits
         return LookupTask(first, second, f"{rng.randrange(10**digits):0{digits}d}")
 
     def _question(self, task: LookupTask) -> str:

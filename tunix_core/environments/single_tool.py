@@ -5,9 +5,9 @@ from __future__ import annotations
 import abc
 import random
 import re
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from tunix_core.config import EnvironmentConfig
+from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.environments.base import Observation, StepResult, ToolCall, ToolWeather, draw_instance
 from tunix_core.errors import EnvironmentFailure
 
@@ -33,7 +33,7 @@ class SingleTool(abc.ABC, Generic[Task]):
     """See `Observation`."""
 
     def __init__(self, config: EnvironmentConfig, *, latency: bool = True, weather_seed: int = 0) -> None:
-        self._config = config
+        self._options: Any = config.options
         self._weather = ToolWeather(config, weather_seed, latency=latency)
         self._task: Task | None = None
         self._malformed = 0
