@@ -40,7 +40,7 @@ BASE = {
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "tunix_core": (SCIENCE, set()),
     "tunix_core.tools": (set(), set()),
-    "tunix_core.environments": (SCIENCE, {"tools"}),
+    "tunix_core.environments": (SCIENCE, {"tools", "sandbox"}),
     "tunix_core.rl": (SCIENCE | JAX, set()),
     "tunix_core.distributed": (SCIENCE | JAX, set()),
     "tunix_core.models": (SCIENCE | JAX, {"rl", "distributed"}),

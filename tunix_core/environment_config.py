@@ -75,6 +75,8 @@ class PythonOptions(EnvironmentOptions):
     """Wall clock of one run in the sandbox."""
     memory_bytes: int = 256 * 2**20
     """Of one run in the sandbox."""
+    num_sandboxes: int = 4
+    """Runs of one process at the same time; each waits as an idle process. Scoring takes two."""
 
     def __post_init__(self) -> None:
         require_range("environment.options.min_operations", self.min_operations, 1, 6)
@@ -82,7 +84,8 @@ class PythonOptions(EnvironmentOptions):
         require_range("environment.options.num_examples", self.num_examples, 0, 8)
         require_range("environment.options.num_hidden_tests", self.num_hidden_tests, 1, 64)
         require_range("environment.options.run_seconds", self.run_seconds, 0.1, 600)
-        require_range("environment.options.memory_bytes", self.memory_bytes, 16 * 2**20, 2**34)
+        require_range("environment.options.num_sandboxes", self.num_sandboxes, 2, 200)
+        require_range("environment.options.memory_bytes", self.memory_bytes, 64 * 2**20, 2**34)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,9 +99,9 @@ class SqlOptions(EnvironmentOptions):
     """More are neither shown nor compared: such a query is refused."""
 
     def __post_init__(self) -> None:
-        require_range("environment.options.num_rows", self.num_rows, 4, 10_000)
+        require_range("environment.options.num_rows", self.num_rows, 12, 80)
         require_range("environment.options.query_seconds", self.query_seconds, 0.01, 60)
-        require_range("environment.options.max_result_rows", self.max_result_rows, 1, 10_000)
+        require_range("environment.options.max_result_rows", self.max_result_rows, 20, 10_000)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,9 @@ __all__ = [
 FACTORIES = {
     "lookup": "tunix_core.environments.lookup:Lookup",
     "calculator": "tunix_core.environments.calculator:Calculator",
+    "python": "tunix_core.environments.python:PythonProgramming",
+    "sql": "tunix_core.environments.sql:Sql",
+    "files": "tunix_core.environments.files:Files",
 }
 """Name -> module and factory, imported when it is asked for; the options of the same name are in `OPTIONS`."""
 

@@ -39,6 +39,8 @@ class ToolEnvironment(abc.ABC, Generic[Task]):
     """In place of the instructions that are made of these and the tools, in the plain form."""
     answer_pattern: re.Pattern[str] = re.compile(r".+", re.DOTALL)
     """A whole answer; what does not match is a malformed call."""
+    runs_at_once: bool = True
+    """The calls of one message; false: one after the other, in its order."""
     refusal: str = ""
     """Told for a malformed call in place of the reason."""
 
@@ -125,7 +127,14 @@ class ToolEnvironment(abc.ABC, Generic[Task]):
             if answer is not None:
                 return await self._finished(answer, ())
             calls = (Malformed("neither a call of a tool nor an answer of the form that is asked for"),)
-        outcomes = await run_calls(self.tools, calls, self._limits, before=self._weather.call, refusal=self.refusal)
+        outcomes = await run_calls(
+            self.tools,
+            calls,
+            self._limits,
+            before=self._weather.call,
+            refusal=self.refusal,
+            at_once=self.runs_at_once,
+        )
         self._count(outcomes)
         made = tuple(ToolCall(record.name, record.ok) for record in outcomes.records)
         if self._max_turns and self._num_turns >= self._max_turns:

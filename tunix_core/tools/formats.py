@@ -118,7 +118,16 @@ class PlainFormat:
 
 # ---- JSON ---------------------------------------------------------------------------------------
 
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_THINK, _THOUGHT = "<think>", "</think>"
+
+
+def _spoken(message: str) -> str:
+    """The message after what the policy thinks aloud at its start. A template may have opened the thinking for it."""
+    thinking, ended, rest = message.partition(_THOUGHT)
+    if message.lstrip().startswith(_THINK):
+        return rest
+    begun = thinking.lstrip().startswith("{") or any(mark in thinking for mark in ("<tool_call>", "<|python_tag|>"))
+    return rest if ended and not begun else message
 
 
 def _call_of(value: Any, keys: Sequence[str]) -> Call | Malformed:
@@ -158,7 +167,7 @@ class HermesFormat:
 
     def parse(self, message: str, tools: Tools) -> Parsed:
         del tools
-        said = _THINKING.sub("", message)
+        said = _spoken(message)
         calls = list(self._calls(said))
         return Parsed(calls, None if calls else said.strip())
 
@@ -199,7 +208,7 @@ class Llama3Format:
 
     def parse(self, message: str, tools: Tools) -> Parsed:
         del tools
-        said = _THINKING.sub("", message).strip()
+        said = _spoken(message).strip()
         _, tag, after = said.partition(self._TAG)
         if not tag and not said.startswith("{"):
             return Parsed((), said)

@@ -1,4 +1,4 @@
-"""Runs the calls of one message: all at once, each within its limits, results in the message's order."""
+"""Runs the calls of one message: at once or in turn, each within its limits, results in the message's order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import json
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tunix_core.errors import EnvironmentFailure
@@ -61,6 +61,7 @@ async def run_calls(
     *,
     before: Callable[[], Awaitable[None]] | None = None,
     refusal: str = "",
+    at_once: bool = True,
 ) -> Outcomes:
     """Run what a message calls.
 
@@ -69,23 +70,18 @@ async def run_calls(
     Args:
         before: awaited ahead of each call, outside its deadline.
         refusal: told in place of the reason why a call is malformed.
+        at_once: false runs each call after the one before it.
 
     Raises:
         EnvironmentFailure: `before` or a tool raised one: that broke the environment itself.
     """
     plans = [_plan(tools, call) for call in calls[: limits.max_calls]]
-    tasks = {
-        place: asyncio.ensure_future(_run(plan, limits, before))
-        for place, plan in enumerate(plans)
-        if isinstance(plan, _Planned)
-    }
-    try:
-        done = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
-    except BaseException:
-        for task in tasks.values():
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
-        raise
+    runs = {place: plan for place, plan in enumerate(plans) if isinstance(plan, _Planned)}
+    if at_once:
+        made = await _together([_run(plan, limits, before) for plan in runs.values()])
+    else:
+        made = [await _run(plan, limits, before) for plan in runs.values()]
+    done = dict(zip(runs, made, strict=True))
     num_surplus = max(0, len(calls) - limits.max_calls)
     results = []
     for place, plan in enumerate(plans):
@@ -97,9 +93,18 @@ async def run_calls(
     if num_surplus:
         text = f"error: {num_surplus} more calls were not made: at most {limits.max_calls} in a message"
         results.append(Result("", refusal or text, False))
-    records = [record for _, record in sorted(done.items())]
-    num_malformed = len(calls) - len(records)
-    return Outcomes(results, records, num_malformed, sum(not record.ok for record in records))
+    return Outcomes(results, made, len(calls) - len(made), sum(not record.ok for record in made))
+
+
+async def _together(runs: Sequence[Coroutine[Any, Any, CallRecord]]) -> list[CallRecord]:
+    tasks = [asyncio.ensure_future(run) for run in runs]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:  # of what the others do nobody would hear
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 class _Planned(NamedTuple):
