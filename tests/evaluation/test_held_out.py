@@ -121,6 +121,6 @@ def test_the_digest_names_weights_tasks_and_what_a_rollout_depends_on():
         evaluation_digest(config, "v", [1, 2]),
         evaluation_digest(config, "w", [1, 3]),
         evaluation_digest(tiny_config(**{"actor.max_turns": 3}), "w", [1, 2]),
-        evaluation_digest(tiny_config(**{"environment.num_digits": 2}), "w", [1, 2]),
+        evaluation_digest(tiny_config(**{"environment.options.num_digits": 2}), "w", [1, 2]),
     ]
     assert len({same, *different}) == 5

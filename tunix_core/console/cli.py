@@ -14,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tunix_core import paths
+from tunix_core.config_loading import parse_overrides
 from tunix_core.console import simulation
+from tunix_core.console.environment import show_environment
 from tunix_core.errors import ConfigError, DataError, TunixError, report_error
 from tunix_core.evaluation.held_out import read_evaluations
 from tunix_core.storage.control import read_heartbeats, read_processes, read_stop, request_profile
@@ -173,6 +175,13 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--version", default="last", help="first, last or a number (%(default)s)")
     export.add_argument("--to", required=True, help="a missing or an empty folder")
     export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(%(default)s)")
+    environment = commands.add_parser("environment", help="an episode of an environment: opening, tools, rewards")
+    environment.add_argument("name", help="of this package, or an installed one")
+    environment.add_argument("--seed", type=int, default=0, help="of the task; odd ones are held out (%(default)s)")
+    environment.add_argument(
+        "--say", action="append", default=[], help="a policy message, in place of the demonstration"
+    )
+    environment.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="repeatable")
     imported = commands.add_parser("import-model", help="a pretrained model into a store, verified tensor by tensor")
     imported.add_argument("--source", required=True, help="a Hugging Face folder, or a .gguf file")
     imported.add_argument("--to", required=True, help="URI of the model folder, new or holding the same model")
@@ -196,6 +205,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.command == "simulate":
             simulation.run(arguments, console)
+            return 0
+        if arguments.command == "environment":
+            overrides = parse_overrides(arguments.set)
+            show_environment(console, arguments.name, arguments.seed, overrides, arguments.say)
             return 0
         store = open_store(arguments.run)
         read_run(store)

@@ -8,9 +8,9 @@ import math
 import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from tunix_core.config import EnvironmentConfig
+from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.errors import ConfigError, EnvironmentFailure
 
 Instance = TypeVar("Instance")
@@ -50,6 +50,8 @@ class StepResult(NamedTuple):
     """Parts and counts behind the reward, over the episode so far."""
     truncated: bool = False
     """With `done`: a limit of the environment ended the episode, not the task."""
+    role: Literal["tool", "user"] = "tool"
+    """Whom a chat template lets say `text`: a tool, or a user where the text has the marks around results itself."""
 
 
 class Environment(Protocol):
@@ -130,8 +132,13 @@ class ToolWeather:
         Raises:
             EnvironmentFailure: with `failure_probability`, after the wait.
         """
+        # Drawn before the wait: calls that run at once would else draw in the order in which they end.
+        seconds = 0.0
         if self._mean_seconds > 0:
             location = math.log(self._mean_seconds) - self._sigma**2 / 2
-            await asyncio.sleep(self._rng.lognormvariate(location, self._sigma))
-        if self._failure_probability > 0 and self._rng.random() < self._failure_probability:
+            seconds = self._rng.lognormvariate(location, self._sigma)
+        fails = self._failure_probability > 0 and self._rng.random() < self._failure_probability
+        if seconds:
+            await asyncio.sleep(seconds)
+        if fails:
             raise EnvironmentFailure("tool call: an injected fault (environment.failure_probability)")

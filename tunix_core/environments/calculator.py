@@ -10,9 +10,16 @@ from __future__ import annotations
 
 import random
 import re
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
 
-from tunix_core.environments.single_tool import SingleTool
+from tunix_core.environment_config import CalculatorOptions
+from tunix_core.environments.rubric import Component, Rubric
+from tunix_core.environments.tool_environment import Script, ScriptedEnvironment
+from tunix_core.tools.formats import Call
+from tunix_core.tools.schema import Pattern
+
+_EXPRESSION = r"(\d{1,12})([+*-])(\d{1,12})"
 
 
 class CalculatorTask(NamedTuple):
@@ -22,36 +29,49 @@ class CalculatorTask(NamedTuple):
     right: int
 
 
-class Calculator(SingleTool[CalculatorTask]):
-    """Answers are `= <sum>`."""
+class Calculator(ScriptedEnvironment[CalculatorTask]):
+    """Reward 1 for exactly the sum; any answer ends the episode."""
 
     name = "calculator"
-    tool_name = "calc"
-    call = re.compile(r"calc (\d{1,12})([+*-])(\d{1,12})")
-    answer = re.compile(r"= (-?\d+)")
-    instructions = (
+    options_type = CalculatorOptions
+    options: CalculatorOptions
+    task_instructions = "You calculate, with the calculator. Answer with the number and nothing else."
+    plain_instructions = (
         "You calculate. Write `calc ` and the expression to use the calculator. It answers with a number: "
         "then write `= ` and that number. Write nothing else."
     )
+    answer_pattern = re.compile(r"-?\d+")
+    refusal = "?"
 
-    def _draw(self, rng: random.Random) -> CalculatorTask:
-        limit = 10**self._config.num_digits
+    def draw(self, rng: random.Random) -> CalculatorTask:
+        limit = 10**self.options.num_digits
         return CalculatorTask(rng.randrange(limit // 10, limit), rng.randrange(limit // 10, limit))
 
-    def _question(self, task: CalculatorTask) -> str:
+    def question(self, task: CalculatorTask) -> str:
         return f"{task.left}+{task.right}"
 
-    def _solution(self, task: CalculatorTask) -> str:
-        return str(task.left + task.right)
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return [self.calc]
 
-    def _use_tool(self, task: CalculatorTask, call: re.Match[str]) -> str:
-        del task  # it calculates whatever it is asked
-        return str(_calculate(int(call[1]), call[2], int(call[3])))
+    async def calc(self, expression: Annotated[str, Pattern(_EXPRESSION)]) -> str:
+        """Calculates.
 
-    def demonstration(self, seed: int) -> list[tuple[str, str]]:
-        task = self.task(seed)
-        question, solution = self._question(task), self._solution(task)
-        return [("prompt", question), ("policy", f"calc {question}"), ("tool", solution), ("policy", f"= {solution}")]
+        Args:
+            expression: two whole numbers with +, - or * between them, without spaces.
+        """
+        left, operator, right = re.fullmatch(_EXPRESSION, expression).groups()  # type: ignore[union-attr]  # by its pattern
+        return str(_calculate(int(left), operator, int(right)))
+
+    def rubric(self) -> Rubric:
+        return Rubric(Component("answer", lambda episode: episode.answer == _solution(episode.task)))
+
+    def script(self, task: CalculatorTask) -> Script:
+        solution = _solution(task)
+        return Script([(Call("calc", {"expression": self.question(task)}), solution)], solution)
+
+
+def _solution(task: CalculatorTask) -> str:
+    return str(task.left + task.right)
 
 
 def _calculate(left: int, operator: str, right: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from tunix_core.config import RunConfig
 from tunix_core.data.packing import PackedArrays, best_fit
 from tunix_core.distributed.mesh import make_local_mesh
-from tunix_core.environments import make_environment, task_seed
+from tunix_core.environments import demonstrated, task_seed
 from tunix_core.environments.demonstrations import Demonstration, demonstrations
 from tunix_core.errors import ConfigError
 from tunix_core.learner.examples import pack_examples
@@ -56,7 +56,7 @@ class _Demonstrations:
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         self._config = config
         self._tokenizer = tokenizer
-        self._environment = make_environment(config.environment, latency=False)
+        self._environment = demonstrated(config.environment)
         unit = config.microbatch_windows
         lengths = np.array([len(item.tokens) for item in self._draw(0)])
         # A tenth to spare: batches differ in length, the compiled shape does not.
@@ -123,10 +123,10 @@ def warm_start(
     start, base = start_parameters(config, pretrained)
     kept_params = jax.tree.map(np.asarray, start)
     done, stretch, success = 0, options.evaluate_every_steps, 0.0
-    if pretrained is not None:
+    if pretrained is not None or options.num_steps == 0:
         success = evaluate(kept_params)
         report({"num_steps": 0, "loss": float("nan"), "success": success})
-        if success >= options.target_success_low:
+        if options.num_steps == 0 or success >= options.target_success_low:
             return WarmStart(params=kept_params, num_steps=0, loss=float("nan"), success=success)
     config, mesh = make_local_mesh(config)
     step_function = make_supervised_step(config, mesh)

@@ -1,0 +1,263 @@
+"""Which environment a run plays, its options, and the limits of its tools.
+
+Each environment has a dataclass of options of its own, the table `[environment.options]`. Environments that are not
+part of this package are installed: an entry point of the group `tunix_airflow.environments` names them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import typing
+from typing import Any, ClassVar, Literal, TypeVar
+
+from tunix_core import paths
+from tunix_core.errors import ConfigError
+from tunix_core.validation import require, require_choice, require_range
+
+ENTRY_POINTS = "tunix_airflow.environments"
+"""The group under which a package offers environments: name -> factory, see `environments.make_environment`."""
+
+
+class Table(dict[str, Any]):
+    """Options of free form: JSON values. Never changed once made, so that configurations stay hashable."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self, sort_keys=True))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvironmentOptions:
+    """Base of all options; by itself: an environment without any."""
+
+    demonstrated: ClassVar[bool] = True
+    """Whether the environment can play its own tasks, as the warm start needs; false refuses a warm start
+    when the run is configured."""
+
+
+# ---- built-in environments ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LookupOptions(EnvironmentOptions):
+    num_digits: int = 3
+    """Of the value to find."""
+    num_keys: int = 16
+    """How many keys a table draws from."""
+
+    def __post_init__(self) -> None:
+        require_range("environment.options.num_digits", self.num_digits, 1, 6)
+        require_range("environment.options.num_keys", self.num_keys, 3, 26)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalculatorOptions(EnvironmentOptions):
+    num_digits: int = 3
+    """Of each operand."""
+
+    def __post_init__(self) -> None:
+        require_range("environment.options.num_digits", self.num_digits, 1, 6)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PythonOptions(EnvironmentOptions):
+    """Write a function that passes unit tests."""
+
+    min_operations: int = 1
+    max_operations: int = 3
+    """Steps of the computation that the function is asked for."""
+    num_examples: int = 2
+    """Tests that the question shows."""
+    num_hidden_tests: int = 12
+    run_seconds: float = 2.0
+    """Wall clock of one run in the sandbox."""
+    memory_bytes: int = 256 * 2**20
+    """Of one run in the sandbox."""
+    num_sandboxes: int = 4
+    """Runs of one process at the same time; each waits as an idle process. Scoring takes two."""
+
+    def __post_init__(self) -> None:
+        require_range("environment.options.min_operations", self.min_operations, 1, 6)
+        require_range("environment.options.max_operations", self.max_operations, self.min_operations, 6)
+        require_range("environment.options.num_examples", self.num_examples, 0, 8)
+        require_range("environment.options.num_hidden_tests", self.num_hidden_tests, 1, 64)
+        require_range("environment.options.run_seconds", self.run_seconds, 0.1, 600)
+        require_range("environment.options.num_sandboxes", self.num_sandboxes, 2, 200)
+        require_range("environment.options.memory_bytes", self.memory_bytes, 64 * 2**20, 2**34)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SqlOptions(EnvironmentOptions):
+    """Answer a question with a query over a database."""
+
+    num_rows: int = 40
+    """Of the larger table."""
+    query_seconds: float = 1.0
+    max_result_rows: int = 50
+    """More are neither shown nor compared: such a query is refused."""
+
+    def __post_init__(self) -> None:
+        require_range("environment.options.num_rows", self.num_rows, 12, 80)
+        require_range("environment.options.query_seconds", self.query_seconds, 0.01, 60)
+        require_range("environment.options.max_result_rows", self.max_result_rows, 20, 10_000)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FilesOptions(EnvironmentOptions):
+    """Bring a tree of files into a wanted state."""
+
+    num_files: int = 5
+    """At the start."""
+    num_changes: int = 2
+    """That lead from the start to the wanted tree."""
+    partial_credit: float = 0.0
+    """Share of the reward for the part of the changes that is done; the rest is for the whole tree."""
+
+    def __post_init__(self) -> None:
+        require_range("environment.options.num_files", self.num_files, 2, 20)
+        require_range("environment.options.num_changes", self.num_changes, 1, self.num_files)
+        require_range("environment.options.partial_credit", self.partial_credit, 0, 0.9)
+
+
+OPTIONS: dict[str, type[EnvironmentOptions]] = {
+    "lookup": LookupOptions,
+    "calculator": CalculatorOptions,
+    "python": PythonOptions,
+    "sql": SqlOptions,
+    "files": FilesOptions,
+}
+"""Options of the environments of this package, adapters to other packages included; `environments.FACTORIES` has
+the same names."""
+
+
+# ---- the section --------------------------------------------------------------------------------
+
+Options = TypeVar("Options", bound=EnvironmentOptions)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """What the agent does. Latency is injected per tool call, lognormal with the given mean."""
+
+    name: str = "lookup"
+    """One of this package, or an installed one."""
+    options: EnvironmentOptions | Table = dataclasses.field(default=None)  # type: ignore[assignment]
+    """Of that environment; not given: its defaults. A `Table` until the factory of an installed one is at hand."""
+    tool_format: Literal["plain", "hermes", "llama3"] = "plain"
+    """How a message calls tools and how answers come back, see `tools.formats`."""
+    num_tasks: int = 4096
+    """Training tasks per epoch; the next epoch repeats them."""
+    latency_mean_seconds: float = 0.15
+    latency_sigma: float = 0.5
+    """Sigma of the logarithm; 0 makes every call take the mean."""
+    failure_probability: float = 0.0
+    """Chance that a tool call raises: fault injection for tests."""
+    timeout_seconds: float = 10.0
+    """Deadline of one reset or step; past it the episode fails and is counted."""
+    call_timeout_seconds: float = 5.0
+    """Deadline of one tool call, injected latency apart; past it the call has failed and the episode goes on."""
+    max_calls_per_turn: int = 8
+    """Further calls of a message are not made."""
+    max_output_bytes: int = 16_384
+    """What a call returns beyond it is cut off, with a mark."""
+    max_turns: int = 0
+    """Policy messages after which the environment itself ends and scores an episode; 0: `actor.max_turns` alone
+    ends it, unscored."""
+
+    def __post_init__(self) -> None:
+        paths.name("environment.name", self.name)
+        if self.options is None:
+            object.__setattr__(self, "options", options_type(self.name)())
+        elif self.name in OPTIONS:
+            require(
+                type(self.options) is OPTIONS[self.name],
+                "environment.options",
+                self.options,
+                f"{OPTIONS[self.name].__name__} with environment.name = {self.name}",
+                "Give the options of that environment.",
+            )
+        require_choice("environment.tool_format", self.tool_format, typing.get_type_hints(type(self))["tool_format"])
+        require_range("environment.num_tasks", self.num_tasks, 1, 2**31)
+        require_range("environment.latency_mean_seconds", self.latency_mean_seconds, 0, 3600)
+        require_range("environment.latency_sigma", self.latency_sigma, 0, 3)
+        require_range("environment.failure_probability", self.failure_probability, 0, 1)
+        require_range("environment.timeout_seconds", self.timeout_seconds, 0.01)
+        require_range("environment.call_timeout_seconds", self.call_timeout_seconds, 0.01)
+        require_range("environment.max_calls_per_turn", self.max_calls_per_turn, 1, 64)
+        require_range("environment.max_output_bytes", self.max_output_bytes, 16, 2**24)
+        require_range("environment.max_turns", self.max_turns, 0, 1000)
+
+    @property
+    def demonstrated(self) -> bool:
+        """See `EnvironmentOptions.demonstrated`; of an installed one nothing is known before it is made."""
+        return isinstance(self.options, Table) or self.options.demonstrated
+
+    def options_as(self, kind: type[Options]) -> Options:
+        """The options with their type.
+
+        Raises:
+            ConfigError: they are of another environment.
+        """
+        require(
+            isinstance(self.options, kind), "environment.options", self.options, kind.__name__, "Make it by its name."
+        )
+        return typing.cast(Options, self.options)
+
+    def options_as_table(self) -> Table:
+        """The options as they stand in a recipe."""
+        return self.options if isinstance(self.options, Table) else Table(dataclasses.asdict(self.options))
+
+
+def options_type(name: str) -> type[Any]:
+    """Of a name's options in a configuration: `Table` where the name is not of this package."""
+    return OPTIONS.get(name, Table)
+
+
+# ---- installed environments ---------------------------------------------------------------------
+
+
+@functools.cache
+def installed_environments() -> dict[str, importlib.metadata.EntryPoint]:
+    """By name; looked for once per process.
+
+    Raises:
+        ConfigError: two packages offer the same name.
+    """
+    found: dict[str, importlib.metadata.EntryPoint] = {}
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        known = found.setdefault(entry.name, entry)
+        require(
+            known.value == entry.value,
+            "environment.name",
+            entry.name,
+            f"one entry point of that name, not {known.value} and {entry.value}",
+            "Uninstall one of the packages.",
+        )
+    return found
+
+
+def installed_factory(name: str) -> Any:
+    """What the entry point of that name refers to.
+
+    Raises:
+        ConfigError: nothing of that name is installed, or it cannot be imported.
+    """
+    entries = installed_environments()
+    if name not in entries:
+        raise ConfigError(
+            "environment.name",
+            name,
+            ", ".join([*OPTIONS, *sorted(set(entries) - set(OPTIONS))]),
+            f"Name one of them, or install the package that offers it (entry points, group {ENTRY_POINTS}).",
+        )
+    try:
+        return entries[name].load()
+    except Exception as error:  # whatever a package does when it is imported
+        raise ConfigError(
+            "environment.name",
+            name,
+            f"an entry point that can be imported, unlike {entries[name].value}",
+            f"{type(error).__name__}: {error}.",
+        ) from error

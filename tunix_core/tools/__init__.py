@@ -1,0 +1,1 @@
+"""Functions that a policy calls: their schemas, the forms of calls in messages, and running them."""
