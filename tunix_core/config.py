@@ -210,6 +210,21 @@ class ActorConfig:
     """How often the pacing signal and the policy pointer are read."""
     max_restarts: int = 5
     """Restarts per replica without progress in between."""
+    max_forks: int = 0
+    """Further trajectories of an episode whose chat template rewrites earlier turns. The learner reckons with as many, so
+    0 refuses such templates."""
+    episode_timeout_seconds: float = 600.0
+    """After it an episode gets no further turn; one that a step or the policy holds up then has failed."""
+    group_timeout_seconds: float = 1200.0
+    """A group closes with the episodes it has then, two at least; a hanging member is counted, not waited for."""
+    drain_seconds: float = 2.0
+    """After a signal, for groups that are nearly complete. What is left is played again by whoever takes up its tasks."""
+    max_shard_bytes: int = 32 * 2**20
+    """Of a shard's groups before compression."""
+    max_observation_bytes: int = 65_536
+    """Of an environment's answer; what is longer is cut and counted, a longer question fails."""
+    max_abandoned_calls: int = 64
+    """Environment calls that ignore their deadline, each perhaps with a thread; the process ends and begins anew there."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -230,6 +245,18 @@ class ActorConfig:
         _require_range("actor.context_tokens", self.context_tokens, 16)
         for field in ("flush_seconds", "min_swap_seconds", "poll_seconds"):
             _require_range(f"actor.{field}", getattr(self, field), 0.01, 3600)
+        _require_range("actor.max_forks", self.max_forks, 0, self.max_turns - 1, "Every turn but the first can fork.")
+        _require_range("actor.episode_timeout_seconds", self.episode_timeout_seconds, 0.01)
+        _require_range(
+            "actor.group_timeout_seconds",
+            self.group_timeout_seconds,
+            self.episode_timeout_seconds,
+            remedy="A group lasts at least as long as an episode may (actor.episode_timeout_seconds).",
+        )
+        _require_range("actor.drain_seconds", self.drain_seconds, 0, 5, "A process is killed 10 s after its signal.")
+        _require_range("actor.max_shard_bytes", self.max_shard_bytes, 2**10)
+        _require_range("actor.max_observation_bytes", self.max_observation_bytes, 64)
+        _require_range("actor.max_abandoned_calls", self.max_abandoned_calls, 1, 10_000)
         _require_range("actor.max_restarts", self.max_restarts, 0)
         _require(
             self.swap_policy in ("turn", "immediate"),
@@ -464,6 +491,13 @@ class RunConfig:
             "A whole group decodes at once.",
         )
         _require(
+            self.environment.timeout_seconds <= self.actor.episode_timeout_seconds,
+            "actor.episode_timeout_seconds",
+            self.actor.episode_timeout_seconds,
+            f"at least environment.timeout_seconds = {self.environment.timeout_seconds}",
+            "An episode lasts at least as long as one of its steps may.",
+        )
+        _require(
             self.actor.task_block_size <= self.environment.num_tasks,
             "actor.task_block_size",
             self.actor.task_block_size,
@@ -510,13 +544,14 @@ class RunConfig:
 
     @property
     def batch_trajectories(self) -> int:
-        """Trajectories a step consumes, B."""
+        """Episodes a step consumes, B; trajectories too, but for forks."""
         return self.learner.groups_per_batch * self.algorithm.group_size
 
     @property
     def max_policy_tokens(self) -> int:
         """That one episode can have."""
-        return min(self.actor.max_turns * self.actor.max_turn_tokens, self.actor.context_tokens - 1)
+        of_turns = self.actor.max_turns * self.actor.max_turn_tokens
+        return min(of_turns, (1 + self.actor.max_forks) * (self.actor.context_tokens - 1))
 
     @property
     def microbatch_windows(self) -> int:
@@ -531,5 +566,6 @@ class RunConfig:
     def max_microbatches(self, window_tokens: int) -> int:
         """Of the largest batch that is compiled for at this size: a whole one, every trajectory as long as it may be there."""
         per_window = window_tokens // min(window_tokens, self.actor.context_tokens)
-        worst = max(-(-self.batch_trajectories // per_window), self.algorithm.group_size)
+        per_episode = 1 + self.actor.max_forks
+        worst = max(-(-self.batch_trajectories * per_episode // per_window), self.algorithm.group_size * per_episode)
         return -(-max(self.learner.max_windows, worst) // self.microbatch_windows)

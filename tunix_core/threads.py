@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
+import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from tunix_core.errors import StoreError
 
@@ -114,3 +118,82 @@ class LatestJob:
                 with self._condition:
                     self._busy = False
                     self._condition.notify_all()
+
+
+class _Call(concurrent.futures.Future[Any]):
+    """One call on a thread; cancelling it while it runs leaves it to itself."""
+
+    def __init__(self, run: Callable[[], Any], abandoned: Callable[[_Call], None]) -> None:
+        super().__init__()
+        self.run = run
+        self._abandoned = abandoned
+
+    def cancel(self) -> bool:
+        cancelled = super().cancel()
+        if not cancelled and self.running():
+            self._abandoned(self)
+        return cancelled
+
+
+class AbandonableThreads(concurrent.futures.ThreadPoolExecutor):
+    """Threads for calls that may never return: daemons that nobody waits for, neither here nor at the process's end.
+
+    asyncio accepts only this base class for `asyncio.to_thread`; of its threads and its queue nothing is used.
+    """
+
+    def __init__(self, max_threads: int) -> None:
+        super().__init__(max_workers=max_threads, thread_name_prefix="call")
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._guard = threading.Lock()
+        self._num_threads = 0
+        self._left: set[_Call] = set()
+        self.num_abandoned_ever = 0
+
+    @property
+    def num_abandoned(self) -> int:
+        """Calls that go on although nobody waits for them; each holds a thread."""
+        return len(self._left)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        call = _Call(functools.partial(fn, *args, **kwargs), self._abandon)
+        self._calls.put(call)
+        if not self._idle.acquire(blocking=False) and self._num_threads < self._max_workers:
+            with self._guard:
+                self._num_threads += 1
+                name = f"{self._thread_name_prefix}-{self._num_threads}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        return call
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Idle threads end; those that are held up are not waited for, whatever the arguments."""
+        del wait, cancel_futures
+        for _ in range(self._num_threads):
+            self._calls.put(None)
+
+    def _abandon(self, call: _Call) -> None:
+        with self._guard:
+            if call not in self._left and call.running():
+                self._left.add(call)
+                self.num_abandoned_ever += 1
+
+    def _work(self) -> None:
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                self._idle.release()
+                call = self._calls.get()
+            if call is None:
+                return
+            if not call.set_running_or_notify_cancel():
+                continue
+            try:
+                result = call.run()
+            except BaseException as error:
+                call.set_exception(error)
+            else:
+                call.set_result(result)
+            with self._guard:
+                self._left.discard(call)
+            del call

@@ -10,6 +10,9 @@ import numpy as np
 SCHEMA_VERSION = 1
 """Version of the trajectory shard schema, stored in the Parquet metadata."""
 
+TRUNCATIONS = ("truncated", "max_turns", "max_turn_tokens", "max_tokens", "max_seconds", "max_forks")
+"""Finish reasons of episodes that a limit ended; `truncated`: the environment's own."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
@@ -55,7 +58,7 @@ class Trajectory:
     reward: float
     reward_components: Mapping[str, float]
     finish_reason: str
-    """`completed`, `truncated` (a limit), `failed` (the environment)."""
+    """`completed`, `failed` (the environment), or one of `TRUNCATIONS`; the episode's, in each of its trajectories."""
     generation_seconds: float
     environment_seconds: float
     messages: str

@@ -59,7 +59,7 @@ def check_trajectory(row) -> None:
         if turn.role == "prompt":
             assert ids.pop(0) == ByteTokenizer.BOS
         ended = ids[-1] == ByteTokenizer.END_OF_TURN
-        assert ended or (turn.role == "policy" and row.finish_reason == "truncated")
+        assert ended or (turn.role == "policy" and row.finish_reason.startswith("max_"))
         assert message["content"] == ByteTokenizer().decode(ids[:-1] if ended else ids)
     expected = expected_logprobs(weights(0), row.tokens, CONFIG.algorithm.temperature)
     np.testing.assert_allclose(row.behavior_logprobs[mask], expected[mask], atol=2e-5)

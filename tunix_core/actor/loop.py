@@ -6,22 +6,24 @@ outcomes, swap weights, rotate shards. Everything slow happens on the threads in
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from tunix_core.actor import progress
+from tunix_core.actor.calls import Calls, run_loop
 from tunix_core.actor.dispatch import device_parameters
 from tunix_core.actor.engine import Engine
-from tunix_core.actor.groups import MIN_EPISODES, Group, GroupBook
+from tunix_core.actor.episodes import EpisodeFailed, EpisodeSpec, Identity, Outcome, limits_of
+from tunix_core.actor.groups import Group, GroupBook, Outgoing
+from tunix_core.actor.policy_engine import PolicyEngine
 from tunix_core.actor.scheduler import MakeEnvironment, Scheduler
-from tunix_core.actor.session import EpisodeFailed, EpisodeSpec, Identity
 from tunix_core.actor.wire import Delivery, Poller
 from tunix_core.config import RunConfig
 from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.environments import make_environment
-from tunix_core.errors import Interrupted
+from tunix_core.errors import EnvironmentFailure, Interrupted
 from tunix_core.metrics import MetricRecorder
 from tunix_core.pretrained.loading import PolicyLoader, load_tokenizer
 from tunix_core.storage.control import read_stop
@@ -30,12 +32,30 @@ from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.store import ObjectStore
 from tunix_core.storage.task_blocks import TaskBlock
 from tunix_core.storage.trajectory_writer import TrajectoryWriter
-from tunix_core.types import Trajectory
+from tunix_core.tokenizer import Tokenizer
 
 IDLE_SECONDS = 0.05
 """Longest sleep while no session is ready: outcomes, weights and admissions are looked at so often."""
 
 REPORT_SECONDS = 2.0
+LINE_SECONDS = 30.0
+"""Between two lines for a person."""
+
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 30.0
+"""Before another task after a group of which nothing came, doubled with each in a row: an environment that is
+down must not use up the tasks."""
+
+MakeEngine = Callable[[RunConfig, Any, int, Tokenizer], PolicyEngine]
+"""Makes the engine from weights, their version and the tokenizer."""
+
+
+def _decoding_engine(config: RunConfig, weights: Any, version: int, tokenizer: Tokenizer) -> PolicyEngine:
+    return Engine(config.model, config.actor, weights, version, end_of_turn=tokenizer.end_of_turn)
+
+
+def abandonable_calls(config: RunConfig) -> Calls:
+    """For as many sessions as the actor has slots, each with a thread or two, and for what is abandoned."""
+    return Calls(2 * config.actor.num_slots + config.actor.max_abandoned_calls)
 
 
 def actor_id_of(process: str) -> str:
@@ -53,6 +73,7 @@ class Actor:
         log: takes a line for a person.
         environments: makes a session's environment from a seed for its latency and faults; by
             default the one that the configuration names.
+        make_engine: by default the one that decodes here.
     """
 
     def __init__(
@@ -65,6 +86,7 @@ class Actor:
         interrupted: threading.Event,
         log: Callable[[str], None],
         environments: MakeEnvironment | None = None,
+        make_engine: MakeEngine = _decoding_engine,
     ) -> None:
         self._store = store
         self._config = config
@@ -73,21 +95,34 @@ class Actor:
         self._interrupted = interrupted
         self._log = log
         self._environments = environments or (lambda seed: make_environment(config.environment, weather_seed=seed))
+        self._make_engine = make_engine
         self._compilations = CompilationCounter()
-        self._book = GroupBook(group_size=config.algorithm.group_size, run_seed=config.seed)
-        self._closed: list[Group] = []
-        self._closed_since = 0.0
+        self._calls = abandonable_calls(config)
+        self._book = GroupBook(
+            group_size=config.algorithm.group_size,
+            run_seed=config.seed,
+            group_seconds=config.actor.group_timeout_seconds,
+        )
+        self._outgoing = Outgoing(
+            max_groups=config.actor.max_groups_per_shard,
+            max_bytes=config.actor.max_shard_bytes,
+            flush_seconds=config.actor.flush_seconds,
+        )
         self._block: TaskBlock | None = None
         self._next_task = 0
+        self._opens_at = 0.0
         self._last_swap = 0.0
         self._reported = (time.monotonic(), 0)
+        self._line_at = time.monotonic() + LINE_SECONDS
         self._tokens_per_second = 0.0
+        self._oldest_session_seconds = 0.0
 
     def run(self) -> None:
         """Generate until the run stops.
 
         Raises:
             Interrupted: a signal ended it first.
+            EnvironmentFailure: too many calls of environments never return; another process can begin anew.
             Fenced: it was declared dead and must not write on.
         """
         policies = PolicyStore(self._store)
@@ -95,18 +130,29 @@ class Actor:
         if version is None:
             return
         loader = PolicyLoader(policies, self._config.model, device_parameters)
-        self._tokenizer = load_tokenizer(self._config.model)
-        self._engine = Engine(
-            self._config.model,
-            self._config.actor,
-            loader.load(version),
-            version,
-            end_of_turn=self._tokenizer.end_of_turn,
-        )
+        tokenizer = load_tokenizer(self._config.model)
+        limits = limits_of(self._config, tokenizer)
+        self._engine = self._make_engine(self._config, loader.load(version), version, tokenizer)
         self._compilations.warmed_up()
         self._log(f"engine ready: {self._compilations.total} compilations in {self._compilations.seconds:.1f} s")
+        identity = Identity(
+            actor_id=actor_id_of(self._process),
+            incarnation=self._incarnation,
+            environment=self._config.environment.name,
+            temperature=self._config.algorithm.temperature,
+        )
+        self._scheduler = Scheduler(
+            self._engine,
+            identity,
+            limits,
+            self._environments,
+            tokenizer,
+            self._config.seed,
+            self._calls,
+            self._finished,
+        )
         self._recorder = MetricRecorder(self._process)
-        writer = TrajectoryWriter(self._store, actor_id=actor_id_of(self._process), incarnation=self._incarnation)
+        writer = TrajectoryWriter(self._store, actor_id=identity.actor_id, incarnation=self._incarnation)
         self._delivery = Delivery(writer)
         self._poller = Poller(
             self._store,
@@ -121,12 +167,22 @@ class Actor:
         workers = (self._delivery.worker, self._poller.worker)
         for worker in workers:
             worker.start()
-        asyncio.run(self._play())
+        run_loop(self._play(), self._calls)
         for worker in workers:
             worker.stop(None)
             worker.check()
-        if not self._poller.stop_requested:
+        self._log(progress.last_line(self.progress(), self._why_over))
+        self._raise_unless_stopped()
+
+    def _raise_unless_stopped(self) -> None:
+        if self._poller.stop_requested:
+            return
+        if self._interrupted.is_set():
             raise Interrupted(f"{self._process}: stopped by a signal; complete groups are written")
+        raise EnvironmentFailure(
+            f"{self._process}: {self._calls.num_abandoned} calls of environments go on past their deadline, accepted at "
+            f"most {self._config.actor.max_abandoned_calls} (actor.max_abandoned_calls). Let them end when cancelled."
+        )
 
     def _first_version(self, policies: PolicyStore) -> int | None:
         """Wait for a policy; None when the run stops before there is one."""
@@ -139,84 +195,101 @@ class Actor:
             if self._interrupted.wait(self._config.actor.poll_seconds):
                 raise Interrupted(f"{self._process}: stopped by a signal before a policy was published")
 
+    @property
+    def _why_over(self) -> str:
+        """Empty while it goes on."""
+        if self._poller.stop_requested:
+            return "the run stops"
+        if self._interrupted.is_set():
+            return "a signal"
+        if self._calls.num_abandoned >= self._config.actor.max_abandoned_calls:
+            return "too many abandoned calls"
+        return ""
+
     async def _play(self) -> None:
-        config = self._config
-        identity = Identity(
-            actor_id=actor_id_of(self._process),
-            incarnation=self._incarnation,
-            environment=config.environment.name,
-            temperature=config.algorithm.temperature,
-            max_turns=config.actor.max_turns,
-            timeout_seconds=config.environment.timeout_seconds,
-        )
-        scheduler = Scheduler(
-            self._engine,
-            identity,
-            self._environments,
-            self._tokenizer,
-            config.seed,
-            self._finished,
-        )
-        while not (self._poller.stop_requested or self._interrupted.is_set()):
-            self._delivery.worker.check()
-            self._poller.worker.check()
+        scheduler = self._scheduler
+        while not self._why_over:
             self._swap()
             self._settle()
-            self._admit(scheduler)
-            await scheduler.step(IDLE_SECONDS)
-            self._rotate()
-            self._report()
+            self._expire()
+            self._admit()
+            await self._step(IDLE_SECONDS)
+        if not self._poller.stop_requested:  # else nobody would read it
+            await self._drain()
         await scheduler.cancel()
-        if self._closed:
-            self._delivery.send(self._closed)  # less than a full shard, as each `_rotate` leaves it
-            self._closed = []
+        while groups := self._outgoing.take_rest():
+            self._delivery.send(groups)
+        await self._engine.close()
+
+    async def _step(self, max_wait_seconds: float) -> None:
+        self._delivery.worker.check()
+        self._poller.worker.check()
+        await self._scheduler.step(max_wait_seconds)
+        if groups := self._outgoing.take(time.monotonic()):
+            self._delivery.send(groups)
+        self._report()
+
+    async def _drain(self) -> None:
+        """Play the groups under way on for a little while, and begin none."""
+        over = time.monotonic() + self._config.actor.drain_seconds
+        while self._book.num_open and (left := over - time.monotonic()) > 0 and not self._poller.stop_requested:
+            self._expire()
+            self._start_sessions()
+            await self._step(min(IDLE_SECONDS, left))
 
     # ---- groups ---------------------------------------------------------------------------------
 
     @property
     def num_in_flight(self) -> int:
         """Groups from their start until the learner reports their shard read."""
-        return self._book.num_open + len(self._closed) + self._delivery.num_unread_groups(self._poller.admission.cursor)
+        unread = self._delivery.num_unread_groups(self._poller.admission.cursor)
+        return self._book.num_open + len(self._outgoing) + unread
 
-    def _admit(self, scheduler: Scheduler) -> None:
+    def _admit(self) -> None:
+        """Begin what may begin. Groups that the learner will filter out are not made up for here: its capacity says so."""
         allowed = self._poller.admission
-        while not self._book.waiting and scheduler.num_free and self.num_in_flight < allowed.groups:
+        self._start_sessions()
+        while not self._book.waiting and self._scheduler.num_free and self.num_in_flight < allowed.groups:
             if self._config.staleness.max_staleness == 0 and self._engine.version != allowed.clock:
                 break  # only the current clock's weights make anything that can be consumed
+            if self._poller.has_weights and not self._engine.can_swap():
+                break  # newer weights wait for what speaks with older ones: a new group would be stale from its start
+            now = time.monotonic()
+            if now < self._opens_at:
+                break
             if self._block is None or self._next_task == self._block.stop:
                 if self._poller.blocks.empty():
                     break
                 self._block = self._poller.blocks.get()
                 self._next_task = self._block.start
-            self._book.open_group(self._block, self._next_task)
+            self._book.open_group(self._block, self._next_task, now)
             self._next_task += 1
-            self._start_sessions(scheduler)
-        self._start_sessions(scheduler)
+            self._start_sessions()
 
-    def _start_sessions(self, scheduler: Scheduler) -> None:
-        while self._book.waiting and scheduler.num_free:
-            scheduler.start(self._book.waiting.popleft())
+    def _start_sessions(self) -> None:
+        while self._book.waiting and self._scheduler.num_free:
+            self._scheduler.start(self._book.waiting.popleft())
 
-    def _finished(self, spec: EpisodeSpec, outcome: Trajectory | EpisodeFailed) -> None:
+    def _finished(self, spec: EpisodeSpec, outcome: Outcome) -> None:
+        if isinstance(outcome, EpisodeFailed) and outcome.kind not in self._book.failures:
+            self._log(f"first failure of its kind: {outcome}")
         group = self._book.take(spec, outcome)
-        if group is None:
-            return
-        if len(group.trajectories) < MIN_EPISODES:
-            self._settle_one(group)
-            return
-        if not self._closed:
-            self._closed_since = time.monotonic()
-        self._closed.append(group)
+        if group is not None:
+            self._closed(group)
 
-    def _rotate(self) -> None:
-        """Send full shards, and what is left once its oldest group has waited long enough."""
-        limit = self._config.actor.max_groups_per_shard
-        while len(self._closed) >= limit:
-            self._delivery.send(self._closed[:limit])
-            self._closed = self._closed[limit:]
-        if self._closed and time.monotonic() - self._closed_since >= self._config.actor.flush_seconds:
-            self._delivery.send(self._closed)
-            self._closed = []
+    def _expire(self) -> None:
+        for group in self._book.expire(time.monotonic()):
+            self._scheduler.abandon(group.group_id)
+            self._closed(group)
+
+    def _closed(self, group: Group) -> None:
+        now = time.monotonic()
+        if group.is_worth_writing:
+            self._outgoing.add(group, now)
+            return
+        pause = FIRST_PAUSE_SECONDS * 2 ** min(20, self._book.num_dropped_in_a_row - 1)
+        self._opens_at = now + min(LAST_PAUSE_SECONDS, pause)
+        self._settle_one(group)
 
     def _settle(self) -> None:
         while not self._delivery.delivered.empty():
@@ -230,7 +303,7 @@ class Actor:
     # ---- weights --------------------------------------------------------------------------------
 
     def _swap(self) -> None:
-        if not self._poller.has_weights or not self._engine.can_swap():
+        if not self._poller.has_weights or self._scheduler.is_generating or not self._engine.can_swap():
             return
         now = time.monotonic()
         if now - self._last_swap < self._config.actor.min_swap_seconds:
@@ -247,38 +320,26 @@ class Actor:
             return
         generated = self._engine.counters.policy_tokens
         self._tokens_per_second = (generated - tokens) / (now - since)
+        self._oldest_session_seconds = self._scheduler.oldest_seconds
         self._reported = (now, generated)
-        figures = {name: value for name, value in self.progress().items() if isinstance(value, int | float)}
-        self._recorder.record(**figures)
+        figures = self.progress()
+        self._recorder.record(**{name: value for name, value in figures.items() if isinstance(value, int | float)})
+        if now >= self._line_at:
+            self._line_at = now + LINE_SECONDS
+            self._log(progress.line(figures))
 
     def progress(self) -> dict[str, Any]:
-        """The figures of heartbeat and metrics; counts are since the start of this incarnation."""
-        counters = self._engine.counters
-        book = self._book
+        """The figures of heartbeat and metrics, for any thread; counts are since the start of this incarnation."""
         return {
             "incarnation": self._incarnation,
-            "version": self._engine.version,
             "tokens_per_second": round(self._tokens_per_second, 1),
-            "policy_tokens": counters.policy_tokens,
-            "prefill_tokens": counters.prefill_tokens,
-            "recomputed_tokens": counters.recomputed_tokens,
-            "swaps": counters.swaps,
-            "swap_seconds": round(counters.swap_seconds, 4),
-            "decode_seconds": round(counters.decode_seconds, 3),
-            "extend_seconds": round(counters.extend_seconds, 3),
-            "decode_occupancy": counters.decode_live_rows / max(1, counters.decode_rows),
-            "episodes": book.num_episodes,
-            "success_fraction": book.num_successes / max(1, book.num_episodes),
-            "mean_reward": book.reward_sum / max(1, book.num_episodes),
+            "oldest_session_seconds": round(self._oldest_session_seconds, 1),
+            **progress.engine_figures(self._engine),
+            **progress.session_figures(self._scheduler),
+            **progress.group_figures(self._book),
             "groups_in_flight": self.num_in_flight,
             "groups_allowed": self._poller.admission.groups,
-            "slots_free": self._engine.num_free,
-            "slots_waiting_for_tools": self._engine.num_parked,
             "shards": self._delivery.num_shards,
-            "failures": dict(book.failures),
-            "failed_attempts": book.failures.total(),
-            "lost_episodes": book.num_lost_episodes,
-            "dropped_groups": book.num_dropped_groups,
             "store_errors": self._delivery.num_store_errors + self._poller.num_store_errors,
             "compilations_after_warmup": self._compilations.after_warmup,
             "learner": self._poller.learner_state,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -10,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tunix_core.actor.calls import Calls, run_loop
 from tunix_core.actor.engine import Engine
-from tunix_core.actor.scheduler import Outcome, Scheduler
-from tunix_core.actor.session import EpisodeFailed, EpisodeSpec, Identity
+from tunix_core.actor.episodes import EpisodeFailed, EpisodeSpec, Identity, Outcome, limits_of
+from tunix_core.actor.scheduler import Scheduler
 from tunix_core.config import RunConfig
 from tunix_core.environments import make_environment
 from tunix_core.pretrained.loading import load_tokenizer
-from tunix_core.types import Trajectory
 
 
 class Rollouts(NamedTuple):
@@ -27,8 +26,7 @@ class Rollouts(NamedTuple):
     num_policy_tokens: np.ndarray  # int32 [M]
     finish_reasons: list[str]
     transcripts: list[list[dict[str, str]]]
-    """Messages `{"role", "content"}` per task; empty where the environment failed."""
-    trajectories: list[Trajectory | None]
+    """Messages `{"role", "content"}` per task, of a forked episode its last trajectory's; empty where the environment failed."""
 
     @property
     def success(self) -> np.ndarray:
@@ -48,6 +46,7 @@ class Evaluator:
         )
         self._config = dataclasses.replace(config, actor=actor)
         self._tokenizer = load_tokenizer(config.model)
+        self._limits = limits_of(config, self._tokenizer)
         self._engine = Engine(
             config.model, actor, params, 0, end_of_turn=self._tokenizer.end_of_turn, greedy=not sample
         )
@@ -68,26 +67,26 @@ class Evaluator:
         """
         self._engine.swap(params, self._engine.version + 1 if version is None else version)
         outcomes: dict[int, Outcome] = {}
-        # Nothing is returned through asyncio.run: on its way out it formats the result as text.
-        asyncio.run(self._run(list(task_seeds), name, outcomes))
+        calls = Calls(2 * self._config.actor.num_slots + self._config.actor.max_abandoned_calls)
+        run_loop(self._run(list(task_seeds), name, outcomes, calls), calls)
         return _collect([outcomes[i] for i in range(len(outcomes))])
 
-    async def _run(self, task_seeds: list[int], name: str, outcomes: dict[int, Outcome]) -> None:
+    async def _run(self, task_seeds: list[int], name: str, outcomes: dict[int, Outcome], calls: Calls) -> None:
         config = self._config
         identity = Identity(
             actor_id="evaluator",
             incarnation="0",
             environment=config.environment.name,
             temperature=self._temperature,
-            max_turns=config.actor.max_turns,
-            timeout_seconds=config.environment.timeout_seconds,
         )
         scheduler = Scheduler(
             self._engine,
             identity,
+            self._limits,
             lambda seed: make_environment(config.environment, latency=False, weather_seed=seed),
             self._tokenizer,
             config.seed,
+            calls,
             lambda spec, outcome: outcomes.__setitem__(int(spec.task_id), outcome),
         )
         members: dict[int, int] = {}
@@ -119,14 +118,12 @@ def rollout_greedy(params: Any, config: RunConfig, task_seeds: Sequence[int], *,
 
 
 def _collect(outcomes: list[Outcome]) -> Rollouts:
-    trajectories = [None if isinstance(outcome, EpisodeFailed) else outcome for outcome in outcomes]
+    episodes = [[] if isinstance(outcome, EpisodeFailed) else outcome for outcome in outcomes]
+    last = [episode[-1] if episode else None for episode in episodes]
     return Rollouts(
-        rewards=np.array([t.reward if t else 0.0 for t in trajectories], np.float32),
-        num_turns=np.array(
-            [sum(turn.role == "policy" for turn in t.turns) if t else 0 for t in trajectories], np.int32
-        ),
-        num_policy_tokens=np.array([t.num_policy_tokens if t else 0 for t in trajectories], np.int32),
-        finish_reasons=[t.finish_reason if t else "failed" for t in trajectories],
-        transcripts=[json.loads(t.messages) if t else [] for t in trajectories],
-        trajectories=trajectories,
+        rewards=np.array([t.reward if t else 0.0 for t in last], np.float32),
+        num_turns=np.array([sum(turn.role == "policy" for t in e for turn in t.turns) for e in episodes], np.int32),
+        num_policy_tokens=np.array([sum(t.num_policy_tokens for t in e) for e in episodes], np.int32),
+        finish_reasons=[t.finish_reason if t else "failed" for t in last],
+        transcripts=[json.loads(t.messages) if t else [] for t in last],
     )

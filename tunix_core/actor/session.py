@@ -2,172 +2,222 @@
 
 The policy's tokens, its end of turn included, are the ids it sampled; text is decoded from them for
 the environment and for people only. What the environment says is framed by the tokenizer's marks and
-is no policy token.
+is no policy token. Where the tokenizer's framing forks, the sequence so far becomes a trajectory of its own
+and the episode goes on in another one.
 """
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import json
 import time
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, Protocol, TypeVar
 
-from tunix_core.actor.policy_engine import PolicyEngine, TurnEnd
-from tunix_core.environments import Environment, split_of
-from tunix_core.errors import EnvironmentFailure
+from tunix_core.actor import answers
+from tunix_core.actor.calls import Calls
+from tunix_core.actor.episodes import Episode, EpisodeFailed, EpisodeSpec, Identity, Limits
+from tunix_core.actor.policy_engine import Conversation, TurnEnd
+from tunix_core.actor.recording import End, Recording, rows
+from tunix_core.environments import Environment, StepResult
+from tunix_core.errors import DataError
 from tunix_core.tokenizer import Tokenizer
-from tunix_core.types import Trajectory, Turn
+
+T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class EpisodeSpec:
-    """One attempt at one member of a group."""
-
-    group_id: str
-    group_size: int
-    member: int
-    task_id: str
-    task_seed: int
-    attempt: int = 0
-    """Counts the failures before it."""
+class Seat(Protocol):
+    """A session's place at the engine: one slot at a time."""
 
     @property
-    def episode_id(self) -> str:
-        return f"{self.group_id}-{self.member:03d}"
+    def room(self) -> int:
+        """Tokens that still fit, one place for an answer kept."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that an empty slot has room for."""
+        ...
+
+    async def speak(self, ids: list[int], seconds: float) -> TurnEnd:
+        """Append `ids` and let the policy speak; returns when its turn is over.
+
+        Raises:
+            EpisodeFailed: it was not over in time.
+        """
+        ...
+
+    def drawn(self, turn: TurnEnd) -> list[int]:
+        """What the policy sampled, without its end of turn."""
+        ...
+
+    def conversation(self) -> Conversation: ...
+
+    def fork(self) -> None:
+        """Change to an empty slot."""
+        ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """Who writes, and how it samples."""
+class SessionCounters:
+    """Over all sessions of a process."""
 
-    actor_id: str
-    incarnation: str
-    environment: str
-    temperature: float
-    max_turns: int
-    timeout_seconds: float
-    """Deadline of one reset or step."""
+    def __init__(self) -> None:
+        self.num_cut_observations = 0
+        self.num_forks = 0
 
 
-class EpisodeFailed(Exception):
-    """The environment broke; `kind` is what the failure is counted under."""
+class _Message(NamedTuple):
+    """What the policy said."""
 
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(f"{kind}: {detail}")
-        self.kind = kind
-
-
-class Speaker(Protocol):
-    """What lets the policy speak: appends `ids` to the slot and returns when its turn is over."""
-
-    async def speak(self, slot: int, ids: list[int]) -> TurnEnd: ...
+    turn: TurnEnd
+    ids: list[int]  # without its end of turn
+    text: str
+    seconds: float
 
 
-async def play(
-    spec: EpisodeSpec,
-    identity: Identity,
-    environment: Environment,
-    tokenizer: Tokenizer,
-    engine: PolicyEngine,
-    slot: int,
-    speaker: Speaker,
-) -> Trajectory:
-    """Play one episode in `slot`.
+class Session:
+    """`play` once.
 
-    Raises:
-        EpisodeFailed: the environment raised or ran past its deadline.
+    Args:
+        make_environment: called within the first call's deadline.
+        calls: through which everything of the environment goes.
     """
-    turns: list[Turn] = []
-    messages: list[dict[str, str]] = []
-    environment_seconds = generation_seconds = 0.0
-    components: dict[str, float] = {}
-    reward, finish_reason = 0.0, "truncated"
 
-    started = time.perf_counter()
-    first = await _guarded(environment.reset(spec.task_seed), identity.timeout_seconds)
-    ids = tokenizer.opening(first.instructions, first.text)
-    seconds = time.perf_counter() - started
-    environment_seconds += seconds
-    said = Turn(role="prompt", start=0, end=len(ids), seconds=seconds)
-    messages.append({"role": "prompt", "content": first.text})
-    if len(ids) > engine.room(slot):
-        raise EpisodeFailed("prompt_too_long", f"{len(ids)} tokens, accepted {engine.room(slot)}")
+    def __init__(
+        self,
+        spec: EpisodeSpec,
+        identity: Identity,
+        limits: Limits,
+        *,
+        tokenizer: Tokenizer,
+        make_environment: Callable[[], Environment],
+        calls: Calls,
+        seat: Seat,
+        counters: SessionCounters,
+    ) -> None:
+        self.spec = spec
+        self.started = time.monotonic()
+        self._identity = identity
+        self._limits = limits
+        self._tokenizer = tokenizer
+        self._make_environment = make_environment
+        self._calls = calls
+        self._seat = seat
+        self._counters = counters
+        self._framing = tokenizer.framing()
+        self._environment: Environment | None = None
+        self._recordings: list[Recording] = []
 
-    for number in range(identity.max_turns):
-        turns.append(said)
-        started = time.perf_counter()
-        end = await speaker.speak(slot, ids)
-        seconds = time.perf_counter() - started
-        generation_seconds += seconds
-        if end.failure:
-            raise EpisodeFailed(end.failure, "the engine gave no message")
-        text = tokenizer.decode(engine.transcripts.tokens[slot, end.start : end.end - end.stopped].tolist())
-        messages.append({"role": "policy", "content": text})
-        if not end.stopped:
-            turns.append(Turn(role="policy", start=end.start, end=end.end, seconds=seconds))
-            break
+    async def play(self) -> Episode:
+        """The episode's trajectories.
 
-        started = time.perf_counter()
-        result = await _guarded(environment.step(text), identity.timeout_seconds)
-        waited = time.perf_counter() - started
-        environment_seconds += waited
-        reward += result.reward
-        components = dict(result.components)
-        turns.append(Turn(role="policy", start=end.start, end=end.end, reward=result.reward, seconds=seconds))
-        if result.done:
-            finish_reason = "truncated" if result.truncated else "completed"
-            break
-        ids = tokenizer.reply(result.text)
-        if number + 1 == identity.max_turns or len(ids) > engine.room(slot):
-            break
-        messages.append({"role": "tool", "content": result.text})
-        said = Turn(
-            role="tool",
-            start=end.end,
-            end=end.end + len(ids),
-            tool_name=",".join(call.name for call in result.tool_calls),
-            tool_ok=all(call.ok for call in result.tool_calls),
-            seconds=waited,
-        )
+        Raises:
+            EpisodeFailed: the environment broke or ran past a deadline, or the engine gave no message.
+        """
+        ids = await self._open()
+        reward, num_turns = 0.0, 0
+        components: Mapping[str, float] = {}
+        while True:
+            message = await self._speak(ids)
+            num_turns += 1
+            if not message.turn.stopped:
+                self._note(message, None)
+                full = message.turn.end >= self._seat.capacity + 1
+                return self._end(End(reward, components, "max_tokens" if full else "max_turn_tokens"))
+            result, waited = await self._step(message.text)
+            self._note(message, result)
+            self._recordings[-1].waited(waited)
+            reward += result.reward
+            components = result.components
+            if result.done:
+                return self._end(End(reward, components, "truncated" if result.truncated else "completed"))
+            last = num_turns == self._limits.max_turns
+            ids, reason = ([], "max_turns") if last else self._go_on(message, result, waited)
+            if reason:
+                return self._end(End(reward, components, reason))
 
-    conversation = engine.transcripts.conversation(slot)
-    return Trajectory(
-        trajectory_id=f"{spec.episode_id}-0",
-        episode_id=spec.episode_id,
-        group_id=spec.group_id,
-        group_size=spec.group_size,
-        task_id=spec.task_id,
-        environment=identity.environment,
-        task_seed=spec.task_seed,
-        split=split_of(spec.task_seed),
-        actor_id=identity.actor_id,
-        incarnation=identity.incarnation,
-        created_at=time.time(),
-        tokens=conversation.tokens,
-        loss_mask=conversation.loss_mask,
-        behavior_logprobs=conversation.logprobs,
-        token_policy_version=conversation.versions,
-        temperature=identity.temperature,
-        turns=tuple(turns),
-        reward=reward,
-        reward_components=components,
-        finish_reason=finish_reason,
-        generation_seconds=generation_seconds,
-        environment_seconds=environment_seconds,
-        messages=json.dumps(messages, ensure_ascii=False),
-    )
+    def close(self) -> None:
+        """Let go of the environment; it is closed in the background."""
+        if self._environment is not None:
+            self._calls.close(self._environment, self._limits.step_seconds)
 
+    # ---- turns ----------------------------------------------------------------------------------
 
-async def _guarded(call, timeout_seconds: float):  # type: ignore[no-untyped-def]
-    """Await an environment's call under its deadline; whatever breaks in it costs this episode only."""
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            return await call
-    except TimeoutError:
-        raise EpisodeFailed("environment_timeout", f"over {timeout_seconds} s") from None
-    except EnvironmentFailure as error:
-        raise EpisodeFailed("environment_failure", str(error)) from error
-    except Exception as error:
-        # An environment is a plug-in: an error of its own must not end the process, only be counted.
-        raise EpisodeFailed(f"environment_{type(error).__name__}", str(error)) from error
+    async def _open(self) -> list[int]:
+        started = time.monotonic()
+
+        async def reset() -> object:
+            self._environment = self._make_environment()
+            return await self._environment.reset(self.spec.task_seed)
+
+        first = answers.question(await self._call(reset), self._limits.max_observation_bytes)
+        try:
+            ids = self._framing.opening(first.instructions, first.text, first.tools)
+        except DataError as error:
+            raise EpisodeFailed("prompt_refused", str(error), retryable=False) from error
+        if len(ids) > self._seat.room:
+            raise EpisodeFailed("prompt_too_long", f"{len(ids)} tokens, accepted {self._seat.room}", retryable=False)
+        self._recordings.append(Recording(first.text, len(ids), time.monotonic() - started))
+        return ids
+
+    async def _speak(self, ids: list[int]) -> _Message:
+        started = time.monotonic()
+        turn = await self._seat.speak(ids, self._seconds_left())
+        if turn.failure:
+            raise EpisodeFailed(turn.failure, "the engine gave no message")
+        drawn = self._seat.drawn(turn)
+        return _Message(turn, drawn, self._tokenizer.decode(drawn), time.monotonic() - started)
+
+    async def _step(self, text: str) -> tuple[StepResult, float]:
+        environment, started = self._environment, time.monotonic()
+        assert environment is not None, "a step before the environment is open"
+        value = await self._call(lambda: environment.step(text))
+        result, was_cut = answers.answer(value, self._limits.max_observation_bytes)
+        self._counters.num_cut_observations += was_cut
+        return result, time.monotonic() - started
+
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
+        """An environment's call within its own deadline and the episode's."""
+        left = self._seconds_left()
+        try:
+            return await self._calls.run(call, min(self._limits.step_seconds, left))
+        except EpisodeFailed as failure:
+            if failure.kind == "environment_timeout" and left < self._limits.step_seconds:
+                raise self._out_of_time() from None
+            raise
+
+    def _note(self, message: _Message, result: StepResult | None) -> None:
+        self._recordings[-1].policy(message.turn.start, message.turn.end, message.text, message.seconds, result)
+
+    def _go_on(self, message: _Message, result: StepResult, waited: float) -> tuple[list[int], str]:
+        """The ids of the environment's answer, for this slot or an empty one; with a finish reason it does not go on."""
+        if self._seconds_left() <= 0:
+            return [], "max_seconds"
+        try:
+            reply = self._framing.reply(message.ids, result.text)
+        except DataError as error:  # a template may refuse what was said
+            raise EpisodeFailed("reply_refused", str(error)) from error
+        ids = reply.ids
+        if len(ids) > (self._seat.capacity if reply.forks else self._seat.room):
+            return [], "max_tokens"
+        if reply.forks:
+            if len(self._recordings) > self._limits.max_forks:
+                return [], "max_forks"
+            self._fork(ids, result)
+        else:
+            self._recordings[-1].tool(len(ids), result, waited)
+        return ids, ""
+
+    def _fork(self, ids: list[int], result: StepResult) -> None:
+        self._recordings[-1].close(self._seat.conversation())
+        self._seat.fork()
+        self._counters.num_forks += 1
+        self._recordings.append(Recording(self._tokenizer.decode(ids), len(ids), 0.0, result.tool_calls))
+
+    def _end(self, end: End) -> Episode:
+        self._recordings[-1].close(self._seat.conversation())
+        return rows(self._recordings, self.spec, self._identity, end)
+
+    def _seconds_left(self) -> float:
+        return self.started + self._limits.episode_seconds - time.monotonic()
+
+    def _out_of_time(self) -> EpisodeFailed:
+        return EpisodeFailed("episode_timeout", f"over {self._limits.episode_seconds:g} s in all")

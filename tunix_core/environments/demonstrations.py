@@ -22,23 +22,28 @@ class Demonstration(NamedTuple):
 def encode_messages(
     tokenizer: Tokenizer, instructions: str | None, messages: Sequence[tuple[str, str]]
 ) -> Demonstration:
-    """`(role, text)` messages, the prompt first, then policy and tool in turn, to ids with the policy's marked.
+    """`(role, text)` messages, the prompt first, then policy and tool or user in turn, to ids with the policy's marked.
 
     Raises:
-        DataError: roles in another order.
+        DataError: roles in another order, or a conversation that would fork.
     """
     roles = [role for role, _ in messages]
     if roles[:1] != ["prompt"] or any(
-        role != ("policy" if place % 2 else "tool") for place, role in enumerate(roles) if place
+        role not in (("policy",) if place % 2 else ("tool", "user")) for place, role in enumerate(roles) if place
     ):
-        raise DataError(f"messages: received the roles {roles}, accepted prompt, then policy and tool in turn")
-    tokens: list[int] = []
-    mask: list[bool] = []
-    for role, text in messages:
+        raise DataError(f"messages: received the roles {roles}, accepted prompt, then policy and tool or user in turn")
+    framing = tokenizer.framing()
+    tokens = framing.opening(instructions, messages[0][1])
+    mask = [False] * len(tokens)
+    said: list[int] = []
+    for role, text in messages[1:]:
         if role == "policy":
-            ids = [*tokenizer.encode(text), tokenizer.end_of_turn]
+            said = tokenizer.encode(text)
+            ids = [*said, tokenizer.end_of_turn]
         else:
-            ids = tokenizer.opening(instructions, text) if role == "prompt" else tokenizer.reply(text)
+            ids, forks = framing.reply(said, text, role)
+            if forks:
+                raise DataError("messages: the chat template rewrites an earlier answer, accepted ones that it keeps")
         tokens += ids
         mask += [role == "policy"] * len(ids)
     return Demonstration(np.array(tokens, np.int32), np.array(mask, bool))

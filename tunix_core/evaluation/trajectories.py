@@ -32,6 +32,7 @@ from tunix_core.errors import ConfigError, CorruptObject, DataError, ObjectExist
 from tunix_core.evaluation.digest import evaluator_name, input_digest
 from tunix_core.storage.shards import ShardRows, decode
 from tunix_core.storage.store import ObjectStore, from_json, map_requests, to_json
+from tunix_core.types import TRUNCATIONS
 
 NAME = "trajectories"
 EVALUATOR_VERSION = 1
@@ -140,7 +141,7 @@ def _share(total: float, count: float) -> float:
 
 
 def _row_values(rows: ShardRows) -> np.ndarray:
-    """[N, len(_SUMS)] of one shard. Forks of an episode lie in one shard (a shard is whole groups)."""
+    """[N, len(_SUMS)] of one shard. Forks of an episode lie in one shard (a shard is whole groups), each turn in one fork."""
     last = _last_forks(rows)
     turns_of, roles = rows.turn_column("role")
     is_call = rows.turn_column("tool_name")[1] != ""
@@ -153,10 +154,10 @@ def _row_values(rows: ShardRows) -> np.ndarray:
         "policy_tokens": rows.column("num_policy_tokens"),
         "reward": rows.column("reward") * last,
         "success": successes(rows) * last,
-        "turns": _sum_lists(turns_of, roles == "policy") * last,
-        "tool_calls": _sum_lists(turns_of, is_call) * last,
-        "tool_ok": _sum_lists(turns_of, is_ok) * last,
-        "truncated": (reasons == "truncated") * last,
+        "turns": _sum_lists(turns_of, roles == "policy"),
+        "tool_calls": _sum_lists(turns_of, is_call),
+        "tool_ok": _sum_lists(turns_of, is_ok),
+        "truncated": np.isin(reasons, TRUNCATIONS) * last,
         "failed": (reasons == "failed") * last,
         "generation_seconds": rows.column("generation_seconds"),
         "environment_seconds": rows.column("environment_seconds"),

@@ -51,7 +51,7 @@ def _encode(tokenizer: Tokenizer, conversation: Conversation) -> Demonstration:
         )
     first, *rest = conversation.messages
     messages = [("prompt", first.text)]
-    messages += [("policy" if message.role == "assistant" else "tool", message.text) for message in rest]
+    messages += [("policy" if message.role == "assistant" else message.role, message.text) for message in rest]
     try:
         return encode_messages(tokenizer, system, messages)
     except DataError as error:

@@ -507,7 +507,7 @@ def check_buffer_bytes(config: RunConfig) -> None:
     """
     bytes_per_token, bytes_per_row = 16, 64  # tokens, mask and logprobs; scalars of a row
     row = config.actor.context_tokens * bytes_per_token + bytes_per_row
-    smallest = _MIN_BATCHES_IN_BUFFER * config.batch_trajectories * row
+    smallest = _MIN_BATCHES_IN_BUFFER * config.batch_trajectories * (1 + config.actor.max_forks) * row
     if config.learner.buffer_bytes < smallest:
         raise ConfigError(
             "learner.buffer_bytes",

@@ -1,22 +1,21 @@
 """The tokenizer and chat template of a model folder: Hugging Face `tokenizers` and Jinja, offline.
 
-The template is rendered once, around placeholders, and cut into the text between messages. So the
-marks come from the template alone, a message's text is encoded as text even where it spells a mark,
-and a sequence only ever grows: turn k + 1 extends the ids of turn k. A template that does not work
-that way (one that rewrites earlier turns, say) is refused when it is loaded.
+The ids of a sequence that the policy sampled stay as they are; the template gives what stands
+around them. Where it only ever appends, what follows a message is known before. A template that
+renders earlier turns otherwise once others follow (it drops their reasoning, say) is rendered anew
+at every turn: while the text extends what the sequence says, the sequence goes on, and else it forks into
+one that begins with the template's own words. A message's text is encoded as text even where it spells a mark.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tunix_core.errors import DataError
+from tunix_core.pretrained.chat_template import ChatTemplate, opening_messages
+from tunix_core.tokenizer import Appending, Framing, Reply
 from tunix_core.validation import require_package
-
-_SYSTEM, _FIRST, _ANSWER, _SECOND, _LAST = (f"\ue000{name}\ue001" for name in "sfatl")
-"""Placeholders from Unicode's private area."""
 
 
 class ChatTokenizer:
@@ -25,13 +24,12 @@ class ChatTokenizer:
     Args:
         files: text of `tokenizer.json`, and of `tokenizer_config.json` or `chat_template.jinja`, by name.
         vocab_size: of the model; the tokenizer may use fewer ids, not more.
-        reply_role: whom the template lets say what a tool returned.
 
     Raises:
         DataError: a file is missing or broken, or the template cannot be used turn by turn.
     """
 
-    def __init__(self, files: Mapping[str, str], vocab_size: int, *, reply_role: str = "user") -> None:
+    def __init__(self, files: Mapping[str, str], vocab_size: int) -> None:
         require_package("tokenizers", "models")
         require_package("jinja2", "models")
         import tokenizers
@@ -47,16 +45,21 @@ class ChatTokenizer:
                 f"tokenizer.json: has {self._tokenizer.get_vocab_size()} ids, accepted at most the model's {vocab_size}"
             )
         self.vocab_size = vocab_size
-        pieces = _template_pieces(files, reply_role)
-        self._to_question, self._without_system, self._after_question, after_answer, self._after_reply = pieces
-        ended = self._marked(after_answer)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._marks = {i: token.content for i, token in added.items() if token.special}
+        self._ids_of_marks = {mark: i for i, mark in self._marks.items()}
+        self.template = ChatTemplate(files, self._marks.values())
+        after_answer = self.template.after_answer()
+        ended = self.marked(after_answer)
         self.end_of_turn = ended[0] if ended else -1
-        if not ended or ended[0] not in self._tokenizer.get_added_tokens_decoder():
+        if self.end_of_turn not in self._marks:
             raise DataError(
                 f"chat template: an assistant's message ends with {after_answer[:20]!r}, accepted a special token first"
             )
-        self._before_reply = ended[1:]
-        self._generation = self._marked(self._after_reply)
+        self.end_text = self._marks[self.end_of_turn]
+        self._takes_no_system = self.template.takes_no_system()
+        self._growth = self.template.growth()
+        self.may_fork = self._growth is None
 
     def encode(self, text: str) -> list[int]:
         self._tokenizer.encode_special_tokens = True  # a mark in the text is text
@@ -65,87 +68,91 @@ class ChatTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
 
-    def opening(self, instructions: str | None, question: str) -> list[int]:
+    def opening(self, instructions: str | None, question: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """See `tokenizer.Tokenizer`; without instructions the template's own, where it has some (not so with "").
 
         Raises:
             DataError: the template cannot do without a system message.
         """
-        if instructions is None:
-            if self._without_system is None:
-                raise DataError("chat template: received no system message, accepted conversations with one only")
-            start = self._marked(self._without_system)
-        else:
-            before, _, between = self._to_question.partition(_SYSTEM)
-            start = [*self._marked(before), *self.encode(instructions), *self._marked(between)]
-        return [*start, *self.encode(question), *self._marked(self._after_question)]
+        return self.marked(self.template.render(self.opening_messages(instructions, question), tools))
 
-    def reply(self, text: str) -> list[int]:
-        return [*self._before_reply, *self.encode(text), *self._generation]
+    def opening_messages(self, instructions: str | None, question: str) -> list[dict[str, str]]:
+        """The first messages, shielded; raises as `opening` does."""
+        if instructions is None and not self._takes_no_system:
+            raise DataError("chat template: received no system message, accepted conversations with one only")
+        shielded = self.template.shielded
+        return opening_messages(None if instructions is None else shielded(instructions), shielded(question))
 
-    def _marked(self, text: str) -> list[int]:
-        """Ids of the template's own text."""
-        self._tokenizer.encode_special_tokens = False
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+    def reply(self, text: str, role: str = "tool") -> list[int]:
+        """What follows the policy's end of turn, of a template that appends."""
+        assert self._growth is not None, "the template's replies depend on the conversation: see framing"
+        before, after = self._growth[self.role(role)]
+        return self.marked(before + self.template.shielded(text) + after)[1:]
+
+    def framing(self) -> Framing:
+        return _Rendering(self) if self._growth is None else Appending(self)
+
+    def role(self, role: str) -> str:
+        """The template's name for `tool` or `user`."""
+        return self.template.tool_role if role == "tool" else role
+
+    def marked(self, text: str) -> list[int]:
+        """Ids of rendered text."""
+        if not self.template.is_shielded(text):
+            self._tokenizer.encode_special_tokens = False
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        ids: list[int] = []
+        for part, is_mark in self.template.parts(text):
+            ids += [self._ids_of_marks[part]] if is_mark else self.encode(part)
+        return ids
+
+    def shielded_message(self, ids: Sequence[int]) -> str:
+        """Text of a policy message for the template: marks that the policy drew are marks, spelled ones are not."""
+        text, start = "", 0
+        for place in [*(place for place, token in enumerate(ids) if token in self._marks), len(ids)]:
+            text += self.template.shielded(self.decode(ids[start:place])) if place > start else ""
+            text += self._marks[ids[place]] if place < len(ids) else ""
+            start = place + 1
+        return text
 
 
-def _template_pieces(files: Mapping[str, str], reply_role: str) -> tuple[str, str | None, str, str, str]:
-    """Text before the question (with the instructions' place, and without instructions), between question and
-    answer, between answer and reply, and between reply and answer."""
-    system, first = {"role": "system", "content": _SYSTEM}, {"role": "user", "content": _FIRST}
-    answer, second = {"role": "assistant", "content": _ANSWER}, {"role": reply_role, "content": _SECOND}
-    render = _renderer(files)
-    opening = render([system, first])
-    first_answer = render([system, first, answer, second])
-    second_answer = render([system, first, answer, second, {**answer, "content": _LAST}, second])
-    if opening.count(_SYSTEM) != 1 or opening.count(_FIRST) != 1:
-        raise DataError("chat template: drops or repeats the system or the user message; accepted each once")
-    to_question, after_question = opening.split(_FIRST)
-    grown = first_answer.removeprefix(opening + _ANSWER)
-    if grown == first_answer or grown.count(_SECOND) != 1:
-        raise DataError(
-            "chat template: changes what it rendered before when a turn is added; accepted one that appends"
-        )
-    after_answer, after_reply = grown.split(_SECOND)
-    expected = first_answer + _LAST + after_answer + _SECOND + after_reply
-    if second_answer != expected:
-        raise DataError("chat template: renders the second turn unlike the first; accepted one that treats turns alike")
-    return to_question, _without_system(render, first, after_question), after_question, after_answer, after_reply
+class _Rendering:
+    """A conversation that the template renders anew at every turn."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._messages: list[dict[str, str]] = []
+        self._tools: Sequence[Mapping[str, Any]] = ()
+        self._text = ""
+        """What the sequence says up to where the policy spoke last."""
+
+    def opening(self, instructions: str | None, question: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        self._messages = self._tokenizer.opening_messages(instructions, question)
+        self._tools = tools
+        self._text = self._tokenizer.template.render(self._messages, tools)
+        return self._tokenizer.marked(self._text)
+
+    def reply(self, message: Sequence[int], text: str, role: str = "tool") -> Reply:
+        tokenizer = self._tokenizer
+        said = tokenizer.shielded_message(message)
+        self._messages += [
+            {"role": "assistant", "content": said},
+            {"role": tokenizer.role(role), "content": tokenizer.template.shielded(text)},
+        ]
+        before, self._text = self._text, tokenizer.template.render(self._messages, self._tools)
+        follows = _after(self._text, before, said, tokenizer.end_text)
+        if follows is None:
+            return Reply(tokenizer.marked(self._text), forks=True)
+        return Reply(tokenizer.marked(follows))
 
 
-def _without_system(render: Callable[[list[dict[str, str]]], str], first: dict[str, str], after: str) -> str | None:
-    """Text before the question where there is no system message; None where the template needs one."""
-    try:
-        before, separator, rest = render([first]).partition(_FIRST)
-    except DataError:
+def _after(rendered: str, before: str, said: str, end: str) -> str | None:
+    """What `rendered` says after `before`, `said` and the end of turn; None where it does not say these first.
+
+    White space at the edges of `said` may be gone.
+    """
+    spoken, said = rendered[len(before) :].lstrip(), said.strip()
+    if not (rendered.startswith(before) and spoken.startswith(said)):
         return None
-    return before if separator and rest == after else None
-
-
-def _renderer(files: Mapping[str, str]) -> Any:
-    import jinja2
-    import jinja2.sandbox
-
-    settings = json.loads(files.get("tokenizer_config.json", "{}"))
-    template = files.get("chat_template.jinja") or settings.get("chat_template")
-    if not isinstance(template, str):
-        raise DataError("chat template: none in chat_template.jinja or tokenizer_config.json; accepted one template")
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = refuse
-    marks = {}
-    for name in ("bos_token", "eos_token"):
-        mark = settings.get(name)
-        marks[name] = mark.get("content", "") if isinstance(mark, dict) else mark or ""
-
-    def render(messages: list[dict[str, str]]) -> str:
-        try:
-            compiled = environment.from_string(template)
-            return compiled.render(messages=messages, add_generation_prompt=True, **marks)
-        except jinja2.TemplateError as error:
-            raise DataError(f"chat template: {error}") from error
-
-    return render
+    rest = spoken[len(said) :].lstrip()
+    return rest[len(end) :] if rest.startswith(end) else None
