@@ -214,7 +214,7 @@ class ActorConfig:
     """Further trajectories of an episode whose chat template rewrites earlier turns. The learner reckons with as many, so
     0 refuses such templates."""
     episode_timeout_seconds: float = 600.0
-    """After it an episode gets no further turn; one that a step or the policy holds up then has failed."""
+    """After it an episode gets no further turn; one whose policy still speaks has failed."""
     group_timeout_seconds: float = 1200.0
     """A group closes with the episodes it has then, two at least; a hanging member is counted, not waited for."""
     drain_seconds: float = 2.0

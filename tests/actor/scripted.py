@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.actor.scripted_engine import Script, ScriptedEngine
 from tests.actor.support import ACTOR, MODEL, weights
-from tunix_core.actor.loop import Actor
+from tunix_core.actor.loop import Actor, MakeEngine
+from tunix_core.actor.scheduler import MakeEnvironment
 from tunix_core.config import AlgorithmConfig, EnvironmentConfig, LearnerConfig, RunConfig
 from tunix_core.environments import Environment, Observation, StepResult, ToolCall
 from tunix_core.errors import EnvironmentFailure
@@ -20,6 +22,7 @@ from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.store import ObjectStore
 from tunix_core.storage.trajectory_reader import TrajectoryReader
 from tunix_core.storage.writers import new_incarnation
+from tunix_core.tokenizer import Tokenizer
 from tunix_core.types import Trajectory
 
 CONFIG = RunConfig(
@@ -36,6 +39,7 @@ CONFIG = RunConfig(
         min_swap_seconds=0.05,
         poll_seconds=0.05,
         max_groups_per_shard=3,
+        drain_seconds=0.0,
     ),
 )
 
@@ -74,6 +78,16 @@ def no_fault(_seed: int) -> str:
     return ""
 
 
+def scripted_engine(script: Script, **fields: Any) -> MakeEngine:
+    """An engine without a model, in as many slots as the configuration has."""
+
+    def make(config: RunConfig, _weights: Any, version: int, tokenizer: Tokenizer) -> ScriptedEngine:
+        slots = config.actor.num_slots
+        return ScriptedEngine(script, num_slots=slots, end_of_turn=tokenizer.end_of_turn, version=version, **fields)
+
+    return make
+
+
 def environments(fault: Callable[[int], str]) -> Callable[[int], Environment]:
     return lambda seed: ScriptedEnvironment(fault, seed)
 
@@ -97,6 +111,7 @@ class ScriptedLearner(threading.Thread):
         current = PolicyStore(store).current()
         self.newest = -1 if current is None else current.version
         self.reads = True
+        self.actor_ended = threading.Event()
         self.incarnation = incarnation
         self._script = script
         self._reader = TrajectoryReader(store)
@@ -113,6 +128,7 @@ class ScriptedLearner(threading.Thread):
     def _follow(self) -> None:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
+            alone = self.actor_ended.is_set()
             for shard in self._reader.poll() if self.reads else []:
                 assert shard.rows is not None, shard.fault
                 rows = [shard.rows.trajectory(i) for i in range(shard.rows.num_rows)]
@@ -120,7 +136,7 @@ class ScriptedLearner(threading.Thread):
                 self.shards.append(list(dict.fromkeys(row.group_id for row in rows)))
                 self._next = shard.sequence + 1
             write_learner_signal(self.store, self._signal())
-            if self._script(self):
+            if self._script(self) or alone:
                 return
             time.sleep(0.02)
         raise AssertionError("the script did not end within its time")
@@ -164,8 +180,16 @@ def run_actor(
     config: RunConfig = CONFIG,
     fault: Callable[[int], str] = no_fault,
     interrupted: threading.Event | None = None,
+    make_environment: MakeEnvironment | None = None,
+    make_engine: MakeEngine | None = None,
+    log: Callable[[str], None] = lambda _line: None,
 ) -> tuple[ScriptedLearner, Actor]:
-    """One life of an actor against a scripted learner; returns when the actor has ended."""
+    """One life of an actor against a scripted learner; returns when the actor has ended.
+
+    Args:
+        fault: of the scripted environment, by seed; or `make_environment` makes another one.
+        make_engine: see `scripted_engine`; by default a small decoder.
+    """
     incarnation = new_incarnation()
     learner = ScriptedLearner(store, incarnation, capacity, script)
     learner.publish(0, 0)
@@ -175,13 +199,15 @@ def run_actor(
         process="actor-0-0",
         incarnation=incarnation,
         interrupted=interrupted or threading.Event(),
-        log=lambda _line: None,
-        environments=environments(fault),
+        log=log,
+        environments=make_environment or environments(fault),
+        **({} if make_engine is None else {"make_engine": make_engine}),
     )
     learner.start()
     try:
         actor.run()
     finally:
+        learner.actor_ended.set()
         learner.join()
     if learner.error is not None:
         raise learner.error

@@ -58,14 +58,21 @@ def test_the_template_may_lie_in_a_file_of_its_own() -> None:
 
 
 def test_the_tool_role_is_the_templates() -> None:
-    assert "<|im_start|>tool\n4" in TOKENIZER.decode(ChatTokenizer(chat_files(), 300, reply_role="tool").reply("4"))
+    """A template that knows tools frames their answers; one that passes any role on would only spell a strange word."""
+    assert "<|im_start|>user\n4" in TOKENIZER.decode(TOKENIZER.reply("4"))
+    knows = TEMPLATE.replace("message['role'] +", "('ipython' if message['role'] == 'tool' else message['role']) +")
+    tokenizer = ChatTokenizer(chat_files(knows), 300)
+    assert "<|im_start|>ipython\n4" in tokenizer.decode(tokenizer.reply("4"))
+    assert "<|im_start|>user\n4" in tokenizer.decode(tokenizer.reply("4", "user"))
+    refuses = "{% if messages[-1]['role'] == 'tool' %}{{ raise_exception('no id') }}{% endif %}" + TEMPLATE
+    assert ChatTokenizer(chat_files(refuses), 300).reply("4") == TOKENIZER.reply("4")
 
 
 @pytest.mark.parametrize(
     ("template", "said"),
     [
         ("{% for m in messages[1:] %}{{ m['content'] }}<|im_end|>{% endfor %}", "drops or repeats the system"),
-        # Earlier answers vanish, as in templates that strip an old turn's reasoning.
+        # Answers vanish.
         (
             "{% for m in messages %}{% if m['role'] != 'assistant' %}{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}",
             "changes what it rendered before",
@@ -73,13 +80,9 @@ def test_the_tool_role_is_the_templates() -> None:
         (TEMPLATE.replace("'<|im_end|>' + ", ""), "accepted a special token first"),
         ("{{ raise_exception('no system message') }}", "no system message"),
         ("{{ messages.__class__.__mro__ }}", "unsafe"),
-        (
-            "{% for m in messages %}{{ m['content'] }}<|im_end|>{% if loop.index == 3 %}!{% endif %}{% endfor %}",
-            "renders the second turn unlike the first",
-        ),
     ],
 )
-def test_templates_that_do_not_append_are_refused(template: str, said: str) -> None:
+def test_templates_that_cannot_be_used_turn_by_turn_are_refused(template: str, said: str) -> None:
     with pytest.raises(DataError, match=said):
         ChatTokenizer(chat_files(template), 300)
 

@@ -47,6 +47,7 @@ class Limits:
     step_seconds: float
     """Deadline of one reset or step."""
     episode_seconds: float
+    """After it no turn begins, and one in which the policy still speaks fails."""
     max_observation_bytes: int
     """Longer answers are cut, longer questions refused."""
 

@@ -45,6 +45,9 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 30.0
 """Before another task after a group of which nothing came, doubled with each in a row: an environment that is
 down must not use up the tasks."""
 
+LAST_WORDS_SECONDS = 10.0
+"""How long the store is waited for after an error."""
+
 MakeEngine = Callable[[RunConfig, Any, int, Tokenizer], PolicyEngine]
 """Makes the engine from weights, their version and the tokenizer."""
 
@@ -167,9 +170,15 @@ class Actor:
         workers = (self._delivery.worker, self._poller.worker)
         for worker in workers:
             worker.start()
-        run_loop(self._play(), self._calls)
+        over = False
+        try:
+            run_loop(self._play(), self._calls)
+            over = True
+        finally:
+            # After an error too: what is queued is written, and a closed writer's tasks are taken up at once.
+            for worker in workers:
+                worker.stop(None if over else LAST_WORDS_SECONDS)
         for worker in workers:
-            worker.stop(None)
             worker.check()
         self._log(progress.last_line(self.progress(), self._why_over))
         self._raise_unless_stopped()

@@ -175,14 +175,7 @@ class Session:
         return result, time.monotonic() - started
 
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
-        """An environment's call within its own deadline and the episode's."""
-        left = self._seconds_left()
-        try:
-            return await self._calls.run(call, min(self._limits.step_seconds, left))
-        except EpisodeFailed as failure:
-            if failure.kind == "environment_timeout" and left < self._limits.step_seconds:
-                raise self._out_of_time() from None
-            raise
+        return await self._calls.run(call, self._limits.step_seconds)
 
     def _note(self, message: _Message, result: StepResult | None) -> None:
         self._recordings[-1].policy(message.turn.start, message.turn.end, message.text, message.seconds, result)
@@ -218,6 +211,3 @@ class Session:
 
     def _seconds_left(self) -> float:
         return self.started + self._limits.episode_seconds - time.monotonic()
-
-    def _out_of_time(self) -> EpisodeFailed:
-        return EpisodeFailed("episode_timeout", f"over {self._limits.episode_seconds:g} s in all")

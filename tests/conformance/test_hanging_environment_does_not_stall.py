@@ -1,0 +1,89 @@
+"""One hung episode blocked a batch for 29 hours (SkyRL #1173, slime #2399)."""
+
+import asyncio
+import dataclasses
+import threading
+import time
+
+import pytest
+
+from tests.actor.scripted import CONFIG, ScriptedEnvironment, ScriptedLearner, no_fault, run_actor, scripted_engine
+from tests.actor.sessions import says
+from tunix_core.environments import Observation, StepResult
+from tunix_core.storage.store import open_store, read_json
+
+GROUP_SECONDS = 0.5
+"""Deadline of a group; a step alone could take for ever here."""
+
+
+class Hangs(ScriptedEnvironment):
+    """The first member that begins the second or the fourth task never returns from its step, deaf to cancellation."""
+
+    begun: set[int]
+    guard = threading.Lock()
+
+    async def reset(self, seed: int) -> Observation:
+        with self.guard:
+            self._is_first = seed not in self.begun
+            self.begun.add(seed)
+            self._number = len(self.begun)
+        return await super().reset(seed)
+
+    async def step(self, message: str) -> StepResult:
+        while self._is_first and self._number in (2, 4):
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                continue
+        return await super().step(message)
+
+
+def test_hanging_environment_does_not_stall(tmp_path) -> None:
+    """A worker crashes, and in the next one two members hang for ever: all groups arrive, theirs within the deadline."""
+    store = open_store(str(tmp_path))
+    actor = dataclasses.replace(
+        CONFIG.actor, episode_timeout_seconds=GROUP_SECONDS, group_timeout_seconds=GROUP_SECONDS
+    )
+    environment = dataclasses.replace(CONFIG.environment, timeout_seconds=GROUP_SECONDS)
+    config = dataclasses.replace(CONFIG, actor=actor, environment=environment)
+
+    with pytest.raises(RuntimeError, match="scripted crash"):
+        run_actor(
+            store,
+            lambda _learner: False,
+            config=config,
+            make_engine=scripted_engine(says("hi"), dies_after=20),
+        )
+    store.delete("control/stop.json")
+
+    Hangs.begun = set()
+    arrived: dict[str, float] = {}
+
+    def script(learner: ScriptedLearner) -> bool:
+        for group in own(learner):
+            arrived.setdefault(group, time.monotonic())
+        return len(arrived) >= 12
+
+    started = time.monotonic()
+    learner, second = run_actor(
+        store,
+        script,
+        config=config,
+        capacity=4,
+        make_environment=lambda _seed: Hangs(no_fault, 0),
+        make_engine=scripted_engine(says("hi")),
+    )
+    told = second.progress()
+    incomplete = [group for group in own(learner) if len(learner.groups()[group]) < CONFIG.algorithm.group_size]
+    assert len(incomplete) == 2
+    # Hanging groups wait for their deadline and the flush, and for nothing else; the margin is for a busy machine.
+    assert max(arrived[group] for group in incomplete) - started < GROUP_SECONDS + 10
+    assert told["lost_episodes"] == told["failures"]["group_timeout"] == told["late_groups"] == 2
+    assert told["abandoned_calls"] == 2
+    reclaimed = [read_json(store, key)["claims"] for key in store.list_after("tasks/0")]
+    assert reclaimed[0] == 2, "the crashed worker's block is taken up"
+
+
+def own(learner: ScriptedLearner) -> list[str]:
+    """Groups that the learner's own actor delivered."""
+    return [group for group, rows in learner.groups().items() if rows[0].incarnation == learner.incarnation]
