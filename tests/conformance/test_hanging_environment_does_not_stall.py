@@ -80,8 +80,8 @@ def test_hanging_environment_does_not_stall(tmp_path) -> None:
     assert max(arrived[group] for group in incomplete) - started < GROUP_SECONDS + 10
     assert told["lost_episodes"] == told["failures"]["group_timeout"] == told["late_groups"] == 2
     assert told["abandoned_calls"] == 2
-    reclaimed = [read_json(store, key)["claims"] for key in store.list_after("tasks/0")]
-    assert reclaimed[0] == 2, "the crashed worker's block is taken up"
+    claims = [read_json(store, key)["claims"] for key in store.list_after("tasks/0")]
+    assert max(claims) == 2, "what the crashed worker had begun is taken up"
 
 
 def own(learner: ScriptedLearner) -> list[str]:

@@ -26,6 +26,7 @@ def make_trajectory(
     incarnation: str = "a0",
     temperature: float = 1.0,
     content: int = 0,
+    fork_index: int = 0,
 ) -> Trajectory:
     """Token ids follow from the id and `content`; all tokens after the prompt are the policy's."""
     digest = hashlib.sha256(f"{trajectory_id}/{content}".encode()).digest()
@@ -56,6 +57,7 @@ def make_trajectory(
         generation_seconds=0.1,
         environment_seconds=0.2,
         messages="[]",
+        fork_index=fork_index,
     )
 
 

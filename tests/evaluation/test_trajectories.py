@@ -118,7 +118,8 @@ def test_forks_of_an_episode_count_once_by_the_last(tmp_path):
     row = evaluate_hour(store, HOUR).table.to_pylist()[0]
     assert (row["num_episodes"], row["num_trajectories"]) == (1, 2)
     assert (row["success_share"], row["mean_reward"], row["truncated_share"]) == (0.0, 0.0, 1.0)
-    assert (row["mean_turns"], row["num_tool_calls"], row["tool_ok_share"]) == (2.0, 1, 0.0)
+    # A turn is in one trajectory alone, so all of them are the episode's.
+    assert (row["mean_turns"], row["num_tool_calls"], row["tool_ok_share"]) == (4.0, 2, 0.5)
     assert row["num_tokens"] == first.num_tokens + last.num_tokens
 
 

@@ -15,8 +15,8 @@ from tunix_core.config_loading import load_recipe
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.packing import WindowSize
 from tunix_core.learner.batches import assemble
-from tunix_core.learner.credit import group_advantages
-from tunix_core.rl.advantages import group_relative_advantages
+from tunix_core.learner.credit import group_advantages, turn_rewards
+from tunix_core.rl.advantages import group_relative_advantages, turn_returns
 
 OVERLONG: dict[str, Any] = {"overlong_penalty": 0.5, "overlong_limit_tokens": 10, "overlong_buffer_tokens": 4}
 
@@ -86,6 +86,25 @@ def test_turns_of_a_group_through_the_batch(penalty: bool) -> None:
         for turn, advantage in zip(spoken, turns, strict=True):
             np.testing.assert_allclose(own[turn.start : turn.end], advantage, rtol=1e-5, atol=1e-6)
         assert not own[~group[i].loss_mask].any()
+
+
+@pytest.mark.parametrize("name", ["turn_level", "gae"])
+def test_turns_are_paid_what_the_episode_earned_after_a_fork(name: Any) -> None:
+    """Whole or forked, delivered in any order: the returns of the turns are the same, and the length costs once."""
+    algorithm = AlgorithmConfig(advantage=name, discount=0.5, **OVERLONG)
+    first = with_two_turns(make_trajectory("g/0", length=14, episode_id="a"), 0.5, 1.0)  # 9 policy tokens
+    second = with_two_turns(make_trajectory("g/1", length=11, episode_id="a", fork_index=1), -1.0, 2.0)  # and 6
+    other = with_two_turns(make_trajectory("g/2", length=11, episode_id="b"), 0.0, 1.0)
+    for group in ([first, second, other], [other, second, first]):
+        rows = make_rows("s", group)
+        turns, rewards = turn_rewards(algorithm, rows, np.arange(3))
+        returns = {
+            (rows.episode_ids[row], int(rows.forks[row])): turn_returns(rewards[turns.row == row], 0.5).tolist()
+            for row in range(3)
+        }
+        expected = turn_returns([0.5, 1.0, -1.0, 2.0 - 0.5], 0.5)
+        np.testing.assert_allclose([*returns["a", 0], *returns["a", 1]], expected, atol=1e-6)
+        np.testing.assert_allclose(returns["b", 0], [0.5, 1.0], atol=1e-6)
 
 
 def test_a_limit_that_only_the_longest_episode_reaches_is_accepted() -> None:

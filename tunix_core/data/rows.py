@@ -29,6 +29,7 @@ class Rows:
     index: np.ndarray  # int64 [R] row number within the shard
     trajectory_ids: Sequence[str]  # [R]
     episode_ids: Sequence[str]  # [R]
+    forks: np.ndarray  # int64 [R] place among the trajectories of its episode
     group_ids: Sequence[str]  # [R]
     group_sizes: np.ndarray  # int64 [R]
     content_hashes: Sequence[str]  # [R]
@@ -67,6 +68,7 @@ class Rows:
             index=self.index[rows],
             trajectory_ids=[self.trajectory_ids[i] for i in chosen],
             episode_ids=[self.episode_ids[i] for i in chosen],
+            forks=self.forks[rows],
             group_ids=[self.group_ids[i] for i in chosen],
             group_sizes=self.group_sizes[rows],
             content_hashes=[self.content_hashes[i] for i in chosen],
@@ -112,6 +114,7 @@ def from_shard(shard: str, rows: ShardRows, *, incarnation: str, with_turns: boo
         index=np.arange(rows.num_rows),
         trajectory_ids=rows.column("trajectory_id").tolist(),
         episode_ids=rows.column("episode_id").tolist(),
+        forks=rows.column("fork_index").astype(np.int64),
         group_ids=rows.column("group_id").tolist(),
         group_sizes=rows.column("group_size").astype(np.int64),
         content_hashes=rows.column("content_hash").tolist(),
@@ -164,6 +167,7 @@ def from_trajectories(
         index=np.arange(len(trajectories)) if index is None else np.asarray(index, np.int64),
         trajectory_ids=[t.trajectory_id for t in trajectories],
         episode_ids=[t.episode_id for t in trajectories],
+        forks=np.array([t.fork_index for t in trajectories], np.int64),
         group_ids=[t.group_id for t in trajectories],
         group_sizes=np.array([t.group_size for t in trajectories], np.int64),
         content_hashes=[

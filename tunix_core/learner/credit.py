@@ -18,6 +18,7 @@ from tunix_core.rl.advantages import (
     leave_one_out_advantages,
     soft_overlong_penalty,
     turn_level_advantages,
+    turn_returns,
 )
 
 
@@ -56,12 +57,22 @@ def _turn_advantages(algorithm: AlgorithmConfig, rows: Rows, members: np.ndarray
 
 
 def turn_rewards(algorithm: AlgorithmConfig, rows: Rows, members: np.ndarray) -> tuple[PolicyTurns, np.ndarray]:
-    """The policy turns of whole episodes, and float32 [K] what each is paid: the last one also for the length."""
+    """The policy turns of whole episodes, and float32 [K] what each is paid: the last one also for the length.
+
+    The last turn before a fork is also paid what the episode still earned after it, discounted by one turn: so returns are
+    those of the whole episode, and nothing that a trajectory was good for is lost with the next one.
+    """
     assert rows.turns is not None, "AlgorithmConfig.reads_turns says what is read"
     turns = rows.turns.take(members)
     rewards = turns.rewards.copy()
-    speaking = np.diff(turns.offsets) > 0
-    rewards[turns.offsets[1:][speaking] - 1] += overlong_penalties(algorithm, rows, members)[speaking]
+    penalties = overlong_penalties(algorithm, rows, members)
+    later: dict[str, float] = {}
+    for place in np.argsort(-rows.forks[members], kind="stable").tolist():
+        episode, own = rows.episode_ids[members[place]], slice(turns.offsets[place], turns.offsets[place + 1])
+        if own.start < own.stop:
+            after = algorithm.discount * later[episode] if episode in later else penalties[place]
+            rewards[own.stop - 1] += after
+            later[episode] = turn_returns(rewards[own], algorithm.discount)[0]
     return turns, rewards
 
 
