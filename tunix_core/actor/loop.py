@@ -102,6 +102,7 @@ class Actor:
             loader.load(version),
             version,
             end_of_turn=self._tokenizer.end_of_turn,
+            decode=self._tokenizer.decode,
         )
         self._compilations.warmed_up()
         self._log(f"engine ready: {self._compilations.total} compilations in {self._compilations.seconds:.1f} s")

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tunix_core.actor.engine import Engine
+from tunix_core.actor.policy_engine import Request
 from tunix_core.actor.scheduler import Outcome, Scheduler
 from tunix_core.actor.session import EpisodeFailed, EpisodeSpec, Identity
-from tunix_core.config import RunConfig
+from tunix_core.config import EvaluationConfig, RunConfig
 from tunix_core.environments import make_environment
 from tunix_core.pretrained.loading import load_tokenizer
 from tunix_core.types import Trajectory
@@ -36,22 +37,51 @@ class Rollouts(NamedTuple):
         return self.rewards >= 1.0
 
 
+_NO_KEY = np.zeros(2, np.uint32)
+
+GREEDY = Request(key=_NO_KEY, greedy=True)
+
+
+def evaluation_request(evaluation: EvaluationConfig) -> Request:
+    """How a run's evaluations sample."""
+    if evaluation.greedy:
+        return GREEDY
+    return Request(
+        key=_NO_KEY,
+        temperature=evaluation.temperature,
+        top_k=evaluation.top_k,
+        top_p=evaluation.top_p,
+        min_p=evaluation.min_p,
+    )
+
+
 class Evaluator:
     """A compiled engine for rollouts of many weights; making one compiles, running it does not.
 
     Injected latency is off: what is measured is the policy.
+
+    Args:
+        params: shaped as the weights that it will run.
+        request: how its conversations are sampled; each has a key of its own.
+        num_slots: at a time; by default at least 64.
     """
 
-    def __init__(self, config: RunConfig, params: Any, *, sample: bool = False, num_slots: int = 0) -> None:
+    def __init__(self, config: RunConfig, params: Any, *, request: Request = GREEDY, num_slots: int = 0) -> None:
         actor = dataclasses.replace(
             config.actor, num_slots=num_slots or max(64, config.actor.num_slots), swap_policy="immediate"
         )
         self._config = dataclasses.replace(config, actor=actor)
         self._tokenizer = load_tokenizer(config.model)
         self._engine = Engine(
-            config.model, actor, params, 0, end_of_turn=self._tokenizer.end_of_turn, greedy=not sample
+            config.model,
+            actor,
+            params,
+            0,
+            end_of_turn=self._tokenizer.end_of_turn,
+            decode=self._tokenizer.decode,
+            sampling="greedy" if request.greedy else "any" if request.truncated else "temperature",
         )
-        self._temperature = config.algorithm.temperature if sample else 1.0
+        self._request = request
 
     @property
     def engine(self) -> Engine:
@@ -78,7 +108,7 @@ class Evaluator:
             actor_id="evaluator",
             incarnation="0",
             environment=config.environment.name,
-            temperature=self._temperature,
+            temperature=self._request.temperature,
             max_turns=config.actor.max_turns,
             timeout_seconds=config.environment.timeout_seconds,
         )
@@ -89,6 +119,7 @@ class Evaluator:
             self._tokenizer,
             config.seed,
             lambda spec, outcome: outcomes.__setitem__(int(spec.task_id), outcome),
+            self._request,
         )
         members: dict[int, int] = {}
         specs = []
@@ -104,18 +135,6 @@ class Evaluator:
             while waiting and scheduler.num_free:
                 scheduler.start(waiting.pop())
             await scheduler.step(1.0)
-
-
-def rollout_greedy(params: Any, config: RunConfig, task_seeds: Sequence[int], *, sample: bool = False) -> Rollouts:
-    """Play one greedy episode per task seed, many at a time, without injected latency.
-
-    Args:
-        params: the policy's weights.
-        config: model, environment and limits.
-        task_seeds: see `environments.task_seed`.
-        sample: draw at the training temperature instead.
-    """
-    return Evaluator(config, params, sample=sample).run(params, task_seeds)
 
 
 def _collect(outcomes: list[Outcome]) -> Rollouts:

@@ -7,7 +7,10 @@ turn ended run until they wait again; then the engine takes whatever has become 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
+
+import numpy as np
 
 from tunix_core.actor.policy_engine import PolicyEngine, Request, TurnEnd
 from tunix_core.actor.sampling import request_key
@@ -31,6 +34,7 @@ class Scheduler:
         tokenizer: frames the conversations; the engine ends a turn at its `end_of_turn`.
         run_seed: part of every request key.
         finished: called with each episode's outcome, in the loop's thread.
+        request: how conversations are sampled, each with a key of its own; by default at the identity's temperature.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class Scheduler:
         tokenizer: Tokenizer,
         run_seed: int,
         finished: Callable[[EpisodeSpec, Outcome], None],
+        request: Request | None = None,
     ) -> None:
         self.engine = engine
         self._identity = identity
@@ -48,6 +53,7 @@ class Scheduler:
         self._tokenizer = tokenizer
         self._run_seed = run_seed
         self._finished = finished
+        self._request = request or Request(key=np.zeros(2, np.uint32), temperature=identity.temperature)
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: dict[int, asyncio.Future[TurnEnd]] = {}
         self._ready = asyncio.Event()
@@ -65,7 +71,7 @@ class Scheduler:
     def start(self, spec: EpisodeSpec) -> None:
         """Begin an episode; there must be a free slot."""
         key = request_key(self._run_seed, spec.episode_id, spec.attempt)
-        slot = self.engine.acquire(Request(key=key, temperature=self._identity.temperature))
+        slot = self.engine.acquire(dataclasses.replace(self._request, key=key))
         environment = self._make_environment(int.from_bytes(key.tobytes(), "little"))
         task = asyncio.get_running_loop().create_task(self._run(spec, environment, slot))
         self._tasks.add(task)
