@@ -54,7 +54,7 @@ def choose_version(policies: PolicyStore, text: str) -> int:
 
 
 def evaluate_held_out(task: Task, version: int) -> held_out.HeldOutEvaluation:
-    """Greedy rollouts of one published version on the held-out tasks; done before, it is only read."""
+    """Rollouts of one published version on the held-out tasks; done before, it is only read."""
     from tunix_core.environments import task_seed
 
     policies = PolicyStore(task.store)
@@ -70,13 +70,15 @@ def evaluate_held_out(task: Task, version: int) -> held_out.HeldOutEvaluation:
 
 def _roll_out(task: Task, version: int, seeds: list[int], digest: str) -> None:
     # JAX only when there is something to roll out.
-    from tunix_core.actor.rollout import rollout_greedy
+    from tunix_core.actor.rollout import Evaluator, evaluation_request
     from tunix_core.distributed.compilation import enable_compilation_cache
     from tunix_core.pretrained.loading import PolicyLoader
 
     enable_compilation_cache()
     loader = PolicyLoader(PolicyStore(task.store), task.config.model)
-    rollouts = rollout_greedy(loader.load(version), task.config, seeds)
+    params = loader.load(version)
+    evaluator = Evaluator(task.config, params, request=evaluation_request(task.config.evaluation))
+    rollouts = evaluator.run(params, seeds)
     outcomes = [
         held_out.Outcome(
             task_seed=seed,

@@ -17,6 +17,8 @@ from tunix_core.algorithm_config import AlgorithmConfig
 from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.mesh_config import MeshConfig
 from tunix_core.model_config import ModelConfig
+from tunix_core.validation import check_sampling as _check_sampling
+from tunix_core.validation import check_stop_string as _check_stop_string
 from tunix_core.validation import require as _require
 from tunix_core.validation import require_choice as _require_choice
 from tunix_core.validation import require_range as _require_range
@@ -197,14 +199,34 @@ class ActorConfig:
     decode_rows: int = 8
     decode_steps: int = 8
     """A decode dispatch draws up to `decode_steps` tokens for up to `decode_rows` sessions (at most
-    `num_slots`). On CPU few rows waste least; an accelerator wants all slots in one dispatch."""
+    `num_slots`), fewer once too many of them have ended. On CPU few rows waste least; an accelerator
+    wants all slots in one dispatch."""
     prefill_rows: int = 8
     prefill_tokens: int = 8
     """Prefill runs in chunks of `[prefill_rows, prefill_tokens]`."""
+    decode_row_sizes: int = 2
+    prefill_row_sizes: int = 2
+    prefill_token_sizes: int = 1
+    context_sizes: int = 1
+    """How many sizes of each are compiled: the one above, half of it, half of that (of prefill rows a
+    quarter each time), and of the context that a dispatch reads. A dispatch takes the cheapest that
+    fits; each combination costs a compilation at start, which long contexts and many slots repay."""
+    prefill_dispatches: int = 4
+    """At most so many between two decodes: a long prompt does not hold up the turns of others."""
+    shared_prefix_tokens: int = 16
+    """A conversation that begins with at least so many tokens that another slot has in its cache copies
+    them from there; 0: each reads its own."""
+    stop_ids: tuple[int, ...] = ()
+    """Further tokens that end a turn, beside the tokenizer's end of turn."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a turn, with the token that completes one of them."""
     flush_seconds: float = 0.5
     max_groups_per_shard: int = 16
     task_block_size: int = 64
-    swap_policy: Literal["turn", "immediate"] = "turn"
+    swap_policy: Literal["turn", "immediate", "finish"] = "turn"
+    """When a conversation takes newer weights: at its next turn, at once, or never."""
+    max_resident_versions: int = 2
+    """Sets of weights in memory: a swap waits, and the newest is the one it waits for, until one of them is free."""
     min_swap_seconds: float = 0.5
     poll_seconds: float = 0.25
     """How often the pacing signal and the policy pointer are read."""
@@ -238,6 +260,7 @@ class ActorConfig:
             "decode_steps",
             "prefill_rows",
             "prefill_tokens",
+            "prefill_dispatches",
             "max_groups_per_shard",
             "task_block_size",
         ):
@@ -258,12 +281,20 @@ class ActorConfig:
         _require_range("actor.max_observation_bytes", self.max_observation_bytes, 64)
         _require_range("actor.max_abandoned_calls", self.max_abandoned_calls, 1, 10_000)
         _require_range("actor.max_restarts", self.max_restarts, 0)
-        _require(
-            self.swap_policy in ("turn", "immediate"),
-            "actor.swap_policy",
-            self.swap_policy,
-            "turn, immediate",
-            "Serving old weights to the end of an episode is not available in this release.",
+        for field in ("decode_row_sizes", "prefill_row_sizes", "prefill_token_sizes", "context_sizes"):
+            _require_range(f"actor.{field}", getattr(self, field), 1, 6)
+        _require_range("actor.shared_prefix_tokens", self.shared_prefix_tokens, 0)
+        for token in self.stop_ids:
+            _require_range("actor.stop_ids", token, 0)
+        for text in self.stop_strings:
+            _check_stop_string("actor.stop_strings", text)
+        _require_choice("actor.swap_policy", self.swap_policy, typing.get_type_hints(type(self))["swap_policy"])
+        _require_range(
+            "actor.max_resident_versions",
+            self.max_resident_versions,
+            2,
+            64,
+            "While weights are changed both are there.",
         )
 
 
@@ -301,13 +332,30 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """Held-out greedy evaluation of policy versions."""
+    """Held-out evaluation of policy versions, and how it samples; training knows the temperature alone."""
 
     num_tasks: int = 256
     every_versions: int = 0
     """Also evaluate every so many published versions while the run goes on; 0: first and last only."""
+    greedy: bool = True
+    """Take the likeliest token; otherwise draw with what follows."""
+    temperature: float = 1.0
+    top_k: int = 0
+    """Only the likeliest so many; 0: all."""
+    top_p: float = 1.0
+    """Of those the likeliest with so much of the probability together; 1: all."""
+    min_p: float = 0.0
+    """None below so much of the likeliest one's probability; 0: all."""
 
     def __post_init__(self) -> None:
+        _check_sampling("evaluation", self)
+        _require(
+            not self.greedy or self.temperature == 1,
+            "evaluation.temperature",
+            self.temperature,
+            "1 with evaluation.greedy",
+            "Set evaluation.greedy to false to draw at a temperature.",
+        )
         _require_range("evaluation.num_tasks", self.num_tasks, 1)
         _require_range("evaluation.every_versions", self.every_versions, 0)
 

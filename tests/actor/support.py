@@ -11,6 +11,7 @@ import numpy as np
 
 from tunix_core.actor.engine import Engine
 from tunix_core.actor.policy_engine import TurnEnd
+from tunix_core.actor.sampling import Kind
 from tunix_core.config import ActorConfig, ModelConfig
 from tunix_core.models import decoder
 from tunix_core.tokenizer import ByteTokenizer
@@ -38,14 +39,15 @@ def weights(seed: int) -> Any:
     return params
 
 
-def engine(params: Any, version: int = 0, *, greedy: bool = False, **fields: Any) -> Engine:
+def engine(params: Any, version: int = 0, *, sampling: Kind = "temperature", **fields: Any) -> Engine:
     return Engine(
         MODEL,
         dataclasses.replace(ACTOR, **fields),
         params,
         version,
         end_of_turn=ByteTokenizer.END_OF_TURN,
-        greedy=greedy,
+        decode=ByteTokenizer().decode,
+        sampling=sampling,
     )
 
 

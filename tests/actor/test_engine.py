@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,11 +14,11 @@ PROMPTS = [[256, 65, 66, 257], [256, 67, 257], [256, *range(70, 82), 257], [256,
 ANSWERS = [[257, 48, 257], [49, 50, 51, 52, 53, 54, 257], [55], [56, 57, 257]]
 
 
-def converse(subject: Engine, num_turns: int, temperature: float = 0.7) -> list[int]:
+def converse(subject: Engine, num_turns: int, temperature: float = 0.7, **sampling: Any) -> list[int]:
     """Conversations that start at different times, so that slots are in different states."""
     slots = []
     for i, prompt in enumerate(PROMPTS):
-        slot = subject.acquire(Request(key=request_key("engine", i), temperature=temperature))
+        slot = subject.acquire(Request(key=request_key("engine", i), temperature=temperature, **sampling))
         subject.begin_turn(slot, prompt)
         slots.append(slot)
         subject.run_once()
@@ -121,8 +123,8 @@ def test_a_released_slot_leaves_nothing_behind(sampler: Engine, params) -> None:
 
 
 def test_greedy_takes_the_likeliest_at_temperature_one(params) -> None:
-    subject = engine(params, greedy=True)
-    (slot, *_) = converse(subject, 1, temperature=0.3)
+    subject = engine(params, sampling="greedy")
+    (slot, *_) = converse(subject, 1, temperature=0.3, greedy=True)
     check(subject, slot, params, 1.0)
 
 

@@ -77,10 +77,11 @@ def test_immediate_goes_on_with_the_new_weights() -> None:
 
 
 def test_a_swap_amid_a_long_prefill_starts_it_over() -> None:
-    subject = engine(OLD, 0, swap_policy="turn")
+    subject = engine(OLD, 0, swap_policy="turn", prefill_dispatches=4)
     slot = subject.acquire(Request(key=request_key("long"), temperature=1.0))
     subject.begin_turn(slot, [256, *range(60, 80), 257])
-    subject._extend_chunk()
+    subject.run_once()
+    assert subject.counters.prefill_tokens == 20
     subject.swap(NEW, 5)
     run_until_parked(subject)
     assert check_every_token(subject, slot) == {5}

@@ -221,7 +221,7 @@ def test_cached_logits_equal_packed_ones_however_the_tokens_come() -> None:
     tokens = rng.integers(0, TINY.vocab_size, (num_slots, context)).astype(np.int32)
     expected = packed_logits(tokens)
     params = jax.device_get(decoder.serving_parameters(parameters()))
-    cache = jax.tree.map(lambda leaf: leaf + 7.0, decoder.init_cache(TINY, num_slots, context))
+    cache = jax.tree.map(lambda leaf: leaf + 7.0, decoder.init_cache(TINY, num_slots, context + chunk))
     held = np.zeros(num_slots, np.int32)
     num_checked = 0
     while held.min() < context:

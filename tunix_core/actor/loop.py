@@ -53,7 +53,9 @@ MakeEngine = Callable[[RunConfig, Any, int, Tokenizer], PolicyEngine]
 
 
 def _decoding_engine(config: RunConfig, weights: Any, version: int, tokenizer: Tokenizer) -> PolicyEngine:
-    return Engine(config.model, config.actor, weights, version, end_of_turn=tokenizer.end_of_turn)
+    return Engine(
+        config.model, config.actor, weights, version, end_of_turn=tokenizer.end_of_turn, decode=tokenizer.decode
+    )
 
 
 def abandonable_calls(config: RunConfig) -> Calls:

@@ -8,9 +8,11 @@ says is appended with `begin_turn`, what the policy says comes back as a `TurnEn
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+
+from tunix_core.validation import check_sampling, check_stop_string
 
 NO_VERSION = -1
 """Of a token that no policy drew."""
@@ -18,11 +20,41 @@ NO_VERSION = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """How one conversation is sampled."""
+    """How one conversation is sampled.
+
+    What lies below the temperature is for evaluation: an engine that serves training refuses it. A
+    recorded log-probability is that of the distribution really drawn from, renormalised after what was
+    cut off; a greedy token's is that of the whole distribution at temperature 1.
+    """
 
     key: np.ndarray  # uint32 [2]
     """Its draws follow from this key and the tokens' positions alone; see `sampling.request_key`."""
     temperature: float = 1.0
+    greedy: bool = False
+    """Always the likeliest token; the others have no say then."""
+    top_k: int = 0
+    """Only the likeliest so many; 0: all. Whatever is as likely as the last of them stays too."""
+    top_p: float = 1.0
+    """Then the likeliest that have so much of the remaining probability together; ties as above."""
+    min_p: float = 0.0
+    """And none whose probability is below so much of the likeliest one's."""
+    stop_strings: tuple[str, ...] = ()
+    """Further texts that end a turn; tokens up to the one that completes the first of them are kept."""
+
+    def __post_init__(self) -> None:
+        check_sampling("request", self)
+        for text in self.stop_strings:
+            check_stop_string("request.stop_strings", text)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether some tokens can never be drawn."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+TurnReason = Literal["end_of_turn", "stop_id", "stop_string", "turn_limit", "context", ""]
+"""Why a turn ended: its end of turn, another stop id, a stop string, its limit of tokens, the end of the
+context; empty where an engine knows no more than `TurnEnd.stopped` says."""
 
 
 class TurnEnd(NamedTuple):
@@ -35,6 +67,7 @@ class TurnEnd(NamedTuple):
     """True when the policy ended it with its end of turn, the last token; false at a limit."""
     failure: str = ""
     """The kind under which a message that could not be generated is counted; it has no tokens."""
+    reason: TurnReason = ""
 
 
 class Conversation(NamedTuple):
@@ -54,13 +87,18 @@ class EngineCounters:
         self.prefill_tokens = 0
         self.recomputed_tokens = 0
         """Tokens read again because their cache entries had an older version's values."""
+        self.shared_tokens = 0
+        """Tokens whose cache entries were copied from another conversation instead of being read."""
+        self.discarded_tokens = 0
+        """Tokens drawn behind a stop string, before it was seen; in no transcript."""
         self.swaps = 0
         self.swap_seconds = 0.0
         self.extend_dispatches = 0
         self.decode_dispatches = 0
         self.decode_rows = 0
-        """Rows decoded, empty ones included, over all dispatches."""
+        """Tokens that decode dispatches had room for: their rows, empty ones included, times their steps."""
         self.decode_live_rows = 0
+        """… and how many of them were drawn and kept."""
         self.extend_seconds = 0.0
         self.decode_seconds = 0.0
 
@@ -122,12 +160,13 @@ class PolicyEngine(Protocol):
         """Tokens that still fit, one place for an answer kept."""
         ...
 
-    def begin_turn(self, slot: int, ids: list[int]) -> None:
+    def begin_turn(self, slot: int, ids: list[int], max_tokens: int | None = None) -> None:
         """Append what the environment said and let the policy speak.
 
         Args:
             slot: a parked one.
             ids: at least one token, at most `room(slot)`.
+            max_tokens: of this turn, at least 1; the engine's own limit holds too.
         """
         ...
 

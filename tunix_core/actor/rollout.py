@@ -12,8 +12,9 @@ import numpy as np
 from tunix_core.actor.calls import Calls, run_loop
 from tunix_core.actor.engine import Engine
 from tunix_core.actor.episodes import EpisodeFailed, EpisodeSpec, Identity, Outcome, limits_of
+from tunix_core.actor.policy_engine import Request
 from tunix_core.actor.scheduler import Scheduler
-from tunix_core.config import RunConfig
+from tunix_core.config import EvaluationConfig, RunConfig
 from tunix_core.environments import make_environment
 from tunix_core.pretrained.loading import load_tokenizer
 
@@ -34,13 +35,36 @@ class Rollouts(NamedTuple):
         return self.rewards >= 1.0
 
 
+_NO_KEY = np.zeros(2, np.uint32)
+
+GREEDY = Request(key=_NO_KEY, greedy=True)
+
+
+def evaluation_request(evaluation: EvaluationConfig) -> Request:
+    """How a run's evaluations sample."""
+    if evaluation.greedy:
+        return GREEDY
+    return Request(
+        key=_NO_KEY,
+        temperature=evaluation.temperature,
+        top_k=evaluation.top_k,
+        top_p=evaluation.top_p,
+        min_p=evaluation.min_p,
+    )
+
+
 class Evaluator:
     """A compiled engine for rollouts of many weights; making one compiles, running it does not.
 
     Injected latency is off: what is measured is the policy.
+
+    Args:
+        params: shaped as the weights that it will run.
+        request: how its conversations are sampled; each has a key of its own.
+        num_slots: at a time; by default at least 64.
     """
 
-    def __init__(self, config: RunConfig, params: Any, *, sample: bool = False, num_slots: int = 0) -> None:
+    def __init__(self, config: RunConfig, params: Any, *, request: Request = GREEDY, num_slots: int = 0) -> None:
         actor = dataclasses.replace(
             config.actor, num_slots=num_slots or max(64, config.actor.num_slots), swap_policy="immediate"
         )
@@ -48,9 +72,15 @@ class Evaluator:
         self._tokenizer = load_tokenizer(config.model)
         self._limits = limits_of(config, self._tokenizer)
         self._engine = Engine(
-            config.model, actor, params, 0, end_of_turn=self._tokenizer.end_of_turn, greedy=not sample
+            config.model,
+            actor,
+            params,
+            0,
+            end_of_turn=self._tokenizer.end_of_turn,
+            decode=self._tokenizer.decode,
+            sampling="greedy" if request.greedy else "any" if request.truncated else "temperature",
         )
-        self._temperature = config.algorithm.temperature if sample else 1.0
+        self._request = request
 
     @property
     def engine(self) -> Engine:
@@ -77,7 +107,7 @@ class Evaluator:
             actor_id="evaluator",
             incarnation="0",
             environment=config.environment.name,
-            temperature=self._temperature,
+            temperature=self._request.temperature,
         )
         scheduler = Scheduler(
             self._engine,
@@ -88,6 +118,7 @@ class Evaluator:
             config.seed,
             calls,
             lambda spec, outcome: outcomes.__setitem__(int(spec.task_id), outcome),
+            self._request,
         )
         members: dict[int, int] = {}
         specs = []
@@ -103,18 +134,6 @@ class Evaluator:
             while waiting and scheduler.num_free:
                 scheduler.start(waiting.pop())
             await scheduler.step(1.0)
-
-
-def rollout_greedy(params: Any, config: RunConfig, task_seeds: Sequence[int], *, sample: bool = False) -> Rollouts:
-    """Play one greedy episode per task seed, many at a time, without injected latency.
-
-    Args:
-        params: the policy's weights.
-        config: model, environment and limits.
-        task_seeds: see `environments.task_seed`.
-        sample: draw at the training temperature instead.
-    """
-    return Evaluator(config, params, sample=sample).run(params, task_seeds)
 
 
 def _collect(outcomes: list[Outcome]) -> Rollouts:

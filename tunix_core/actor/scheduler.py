@@ -10,8 +10,11 @@ become ready.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable
+
+import numpy as np
 
 from tunix_core.actor.calls import Calls
 from tunix_core.actor.episodes import EpisodeFailed, EpisodeSpec, Identity, Limits, Outcome
@@ -43,6 +46,7 @@ class Scheduler:
         run_seed: part of every request key.
         calls: of the event loop it runs on.
         finished: called with each episode's outcome, in the loop's thread.
+        request: how conversations are sampled, each with a key of its own; by default at the identity's temperature.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Scheduler:
         run_seed: int,
         calls: Calls,
         finished: Callable[[EpisodeSpec, Outcome], None],
+        request: Request | None = None,
     ) -> None:
         self.engine = engine
         self.calls = calls
@@ -65,6 +70,7 @@ class Scheduler:
         self._tokenizer = tokenizer
         self._run_seed = run_seed
         self._finished = finished
+        self._request = request or Request(key=np.zeros(2, np.uint32), temperature=identity.temperature)
         self._sessions: dict[asyncio.Task[None], Session] = {}
         self._turns: dict[int, asyncio.Future[TurnEnd]] = {}
         self._ready = asyncio.Event()
@@ -113,7 +119,7 @@ class Scheduler:
         """How an episode's trajectory is sampled: each attempt and each fork draws anew."""
         fork = (fork_index,) if fork_index else ()
         key = request_key(self._run_seed, spec.episode_id, spec.attempt, *fork)
-        return Request(key=key, temperature=self._identity.temperature)
+        return dataclasses.replace(self._request, key=key)
 
     async def speak(self, slot: int, ids: list[int], seconds: float) -> TurnEnd:
         """See `session.Seat`."""

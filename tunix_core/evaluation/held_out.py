@@ -112,10 +112,13 @@ def bootstrap_interval(
 
 
 def evaluation_digest(config: RunConfig, weights_digest: str, task_seeds: Sequence[int]) -> str:
-    """Names the inputs: the weights, the tasks and all that a greedy rollout depends on."""
+    """Names the inputs: the weights, the tasks and all that a rollout depends on."""
     values = config_to_dict(config)
     behavior = {section: values[section] for section in ("model", "environment")}
-    behavior["limits"] = {key: values["actor"][key] for key in ("context_tokens", "max_turns", "max_turn_tokens")}
+    limits = ("context_tokens", "max_turns", "max_turn_tokens", "stop_ids", "stop_strings")
+    behavior["limits"] = {key: values["actor"][key] for key in limits}
+    sampling = ("greedy", "temperature", "top_k", "top_p", "min_p")
+    behavior["sampling"] = {key: values["evaluation"][key] for key in sampling}
     return input_digest([weights_digest, *map(str, task_seeds), json.dumps(behavior, sort_keys=True)])
 
 

@@ -8,7 +8,8 @@ those was written by the session itself. So a slot needs no clearing, and a deco
 session waits may write at the session's next position without harm: the next `extend` overwrites it.
 
 Shapes: B windows, T tokens, D model width, V vocabulary, L layers; N cache slots, S context tokens,
-R rows, C chunk tokens, K kv heads, E head width.
+R rows, C chunk tokens, K kv heads, E head width. The serving half never reads more of a slot than it is
+told to (`context_tokens`), so what a dispatch costs follows the conversations, not the cache.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ __all__ = [
     "hidden_states",
     "init_cache",
     "init_parameters",
+    "put_entries",
     "serving_parameters",
+    "take_rows",
     "token_logprobs",
     "unflatten_parameters",
 ]
@@ -286,6 +289,48 @@ def _masks(config: ModelConfig, positions: jax.Array, context_tokens: int) -> li
     return [near if config.is_local(layer) else far for layer in range(config.num_layers)]
 
 
+def take_rows(cache: Cache, slots: jax.Array, context_tokens: int) -> Cache:
+    """The first `context_tokens` entries of some slots: keys `[R, K, E, S']`, values `[R, K, S', E]`, copies.
+
+    Args:
+        slots: int32 `[R]`; one out of range reads the last slot.
+        context_tokens: S', at most S; static.
+    """
+    return Cache(
+        keys=tuple(keys[:, :, :, :context_tokens].at[slots].get(mode="clip") for keys in cache.keys),
+        values=tuple(values[:, :, :context_tokens].at[slots].get(mode="clip") for values in cache.values),
+    )
+
+
+def put_entries(cache: Cache, rows: Cache, slots: jax.Array, starts: jax.Array, num_tokens: int) -> Cache:
+    """Write entries `starts[r]` to `starts[r] + num_tokens` of `rows` back to the slots they were taken from.
+
+    Args:
+        rows: as `take_rows` gives them, R of them.
+        slots: int32 `[R]`, distinct; a row whose slot is out of range is dropped.
+        starts: int32 `[R]`, each at most S' - `num_tokens`.
+        num_tokens: how many entries are written; static.
+    """
+
+    def write(whole: jax.Array, part: jax.Array, axis: int) -> jax.Array:
+        window = jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, num_tokens, axis - 1))
+        return jax.lax.scatter(
+            whole,
+            jnp.stack([slots, starts], axis=1),
+            window(part, starts),
+            jax.lax.ScatterDimensionNumbers(
+                update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, axis)
+            ),
+            unique_indices=True,
+            mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
+        )
+
+    return Cache(
+        keys=tuple(write(*layer, axis=3) for layer in zip(cache.keys, rows.keys, strict=True)),
+        values=tuple(write(*layer, axis=2) for layer in zip(cache.values, rows.values, strict=True)),
+    )
+
+
 def extend(
     params: Params,
     config: ModelConfig,
@@ -294,6 +339,7 @@ def extend(
     tokens: jax.Array,
     starts: jax.Array,
     lengths: jax.Array,
+    context_tokens: int | None = None,
 ) -> tuple[Cache, jax.Array]:
     """Append a chunk of tokens to some slots.
 
@@ -301,42 +347,41 @@ def extend(
         slots: int32 `[R]`, distinct among the rows with tokens.
         tokens: int32 `[R, C]`, of which the first `lengths[r]` count.
         starts: int32 `[R]`, the position of each row's first token; the slot must hold all before.
-        lengths: int32 `[R]`, 0 to C; a row of length 0 changes nothing. `starts + lengths <= S`.
+            `starts + C <= context_tokens`: entries behind a row's tokens are overwritten with rubbish.
+        lengths: int32 `[R]`, 0 to C; a row of length 0 changes nothing.
+        context_tokens: how much of the cache is read, static; all of it by default.
 
     Returns:
         The cache, and the logits `[R, V]` after each row's last token (meaningless at length 0).
     """
-    num_slots, _, _, context_tokens = cache.keys[0].shape
+    num_slots, _, _, capacity = cache.keys[0].shape
+    context_tokens = context_tokens or capacity
     chunk = tokens.shape[1]
     positions = starts[:, None] + jnp.arange(chunk)  # [R, C]
-    entries = jnp.arange(context_tokens)
     masks = _masks(config, positions, context_tokens)
     scores = Scores(config.query_scale, config.attention_softcap)
-    source = entries - starts[:, None]  # [R, S]: which chunk token an entry takes
-    fresh = (source >= 0) & (source < lengths[:, None])
-    source = jnp.clip(source, 0, chunk - 1)
-    # An idle row's slot may be another row's: it must not be written at all.
-    targets = jnp.where(lengths > 0, slots, num_slots)
 
     def mix_into(keys: jax.Array, values: jax.Array, allowed: jax.Array) -> Mix:
+        def put(rows: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+            insert = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
+            return jax.vmap(insert)(rows, new, starts)
+
         def mix(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, Any]:
-            new_keys = jnp.take_along_axis(key.transpose(0, 2, 3, 1), source[:, None, None, :], axis=3)
-            new_values = jnp.take_along_axis(value.transpose(0, 2, 1, 3), source[:, None, :, None], axis=2)
-            row_keys = jnp.where(fresh[:, None, None, :], new_keys, keys[slots])
-            row_values = jnp.where(fresh[:, None, :, None], new_values, values[slots])
-            mixed = attend(query, row_keys, row_values, allowed, scores)
-            return mixed, (
-                keys.at[targets].set(row_keys, mode="drop"),
-                values.at[targets].set(row_values, mode="drop"),
-            )
+            row_keys = put(keys, key.transpose(0, 2, 3, 1), 3)
+            row_values = put(values, value.transpose(0, 2, 1, 3), 2)
+            return attend(query, row_keys, row_values, allowed, scores), (row_keys, row_values)
 
         return mix
 
-    mixes = [mix_into(*layer) for layer in zip(*cache, masks, strict=True)]
+    rows = take_rows(cache, slots, context_tokens)
+    mixes = [mix_into(*layer) for layer in zip(*rows, masks, strict=True)]
     x, memories = _forward(params, config, tokens, positions, mixes)
+    rows = Cache(*(tuple(part) for part in zip(*memories, strict=True)))
+    # An idle row's slot may be another row's: it must not be written at all.
+    cache = put_entries(cache, rows, jnp.where(lengths > 0, slots, num_slots), starts, chunk)
     last = jnp.maximum(lengths - 1, 0)
     x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
-    return Cache(*(tuple(part) for part in zip(*memories, strict=True))), _logits(params, config, x)
+    return cache, _logits(params, config, x)
 
 
 def decode(
