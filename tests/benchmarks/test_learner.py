@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.benchmarks import learner, train_rate
+from tests.benchmarks import learner, parts, train_rate
 from tests.benchmarks.figures import Goal, Sample, shortfalls, time_calls
 from tests.benchmarks.peers.padding import (
     batch_padded_microbatches,
@@ -74,14 +74,14 @@ def test_shortfalls_name_what_is_missed_and_what_to_do() -> None:
     ]
 
 
-def _scripted(value: float) -> dict[str, learner.Part]:
+def _scripted(value: float) -> dict[str, parts.Part]:
     def measure(*, quick: bool) -> tuple[dict[str, object], list[Goal]]:
         return {"value": value, "quick": quick}, [Goal("value", value, 2.0, True)]
 
-    return {"one": learner.Part(measure, lambda figures: print(figures["value"]))}
+    return {"one": parts.Part(measure, lambda figures: print(figures["value"]))}
 
 
-@pytest.mark.parametrize(("value", "code"), [(2.5, 0), (1.5, learner.EXIT_GOAL_MISSED)])
+@pytest.mark.parametrize(("value", "code"), [(2.5, 0), (1.5, parts.EXIT_GOAL_MISSED)])
 def test_check_fails_where_a_goal_is_missed(
     value: float, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
