@@ -36,6 +36,11 @@ class EnvironmentOptions:
     """Whether the environment can play its own tasks, as the warm start needs; false refuses a warm start
     when the run is configured."""
 
+    @property
+    def scoring_seconds(self) -> float:
+        """How long scoring an episode may take by these options; a step's deadline lies above it."""
+        return 0.0
+
 
 # ---- built-in environments ----------------------------------------------------------------------
 
@@ -87,6 +92,10 @@ class PythonOptions(EnvironmentOptions):
         require_range("environment.options.num_sandboxes", self.num_sandboxes, 2, 200)
         require_range("environment.options.memory_bytes", self.memory_bytes, 64 * 2**20, 2**34)
 
+    @property
+    def scoring_seconds(self) -> float:
+        return 2 * self.run_seconds  # a lost sandbox is asked once more
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SqlOptions(EnvironmentOptions):
@@ -102,6 +111,10 @@ class SqlOptions(EnvironmentOptions):
         require_range("environment.options.num_rows", self.num_rows, 12, 80)
         require_range("environment.options.query_seconds", self.query_seconds, 0.01, 60)
         require_range("environment.options.max_result_rows", self.max_result_rows, 20, 10_000)
+
+    @property
+    def scoring_seconds(self) -> float:
+        return 2 * self.query_seconds  # two databases
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,6 +197,14 @@ class EnvironmentConfig:
         require_range("environment.latency_sigma", self.latency_sigma, 0, 3)
         require_range("environment.failure_probability", self.failure_probability, 0, 1)
         require_range("environment.timeout_seconds", self.timeout_seconds, 0.01)
+        scoring = 0.0 if isinstance(self.options, Table) else self.options.scoring_seconds
+        require(
+            self.timeout_seconds > scoring,
+            "environment.timeout_seconds",
+            self.timeout_seconds,
+            f"above {scoring:g}, which scoring may take by environment.options",
+            "Raise it: an answer that is slow to judge would else be a fault of the environment, and cost no reward.",
+        )
         require_range("environment.call_timeout_seconds", self.call_timeout_seconds, 0.01)
         require_range("environment.max_calls_per_turn", self.max_calls_per_turn, 1, 64)
         require_range("environment.max_output_bytes", self.max_output_bytes, 16, 2**24)

@@ -3,6 +3,11 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -222,6 +227,14 @@ def test_options_follow_the_name() -> None:
             {"name": "chess"},
             r"environment\.name: received 'chess', accepted lookup, calculator, python, sql, files.*group",
         ),
+        (
+            {"name": "python", "timeout_seconds": 4},
+            r"environment\.timeout_seconds: received 4\.0, accepted above 4, which scoring",
+        ),
+        (
+            {"name": "sql", "options__query_seconds": 5},
+            r"environment\.timeout_seconds: received 10\.0, accepted above 10",
+        ),
         ({"tool_format": "xml"}, r"environment\.tool_format: received 'xml', accepted plain, hermes, llama3"),
     ],
 )
@@ -341,3 +354,30 @@ def test_a_warm_start_with_an_installed_environment_without_demonstrations_is_re
     assert demonstrated(EnvironmentConfig()).instructions
     with pytest.raises(ConfigError, match=r"warm_start\.num_steps = 0"):
         demonstrated(recipe(name="chess").environment)
+
+
+# ---- a package that is really installed ---------------------------------------------------------
+
+
+def test_a_package_offers_an_environment_by_its_entry_point(tmp_path: Path) -> None:
+    """The guide's example, seen by a process of its own through the metadata of an installed package."""
+    guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?class Stock.*?)```", guide, re.DOTALL)
+    (entry,) = re.findall(
+        r'\[project.entry-points."(tunix_airflow.environments)"\]\nstock = "my_package.stock:Stock"', guide
+    )
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "stock.py").write_text(source)
+    metadata = tmp_path / "my_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{entry}]\nstock = my_package.stock:Stock\n")
+    command = [sys.executable, "-m", "tunix_core.console.cli", "environment", "stock", "--seed", "3"]
+    options = ["--set", "environment.options.num_items=2"]
+    process = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]),
+    }
+    done = subprocess.run([*command, *options], env=process, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "policy       look 2\n" in done.stdout
+    assert done.stdout.endswith("reward 1\n")

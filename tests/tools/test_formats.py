@@ -154,7 +154,7 @@ def test_no_message_raises(form: str, pieces: list[str]) -> None:
 
 
 @pytest.mark.parametrize("form", ["hermes", "llama3"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(
         st.dictionaries(

@@ -78,10 +78,10 @@ class Files(ScriptedEnvironment[FilesTask]):
         touched = rng.sample(files, self.options.num_changes)
         changes = tuple(_change(rng, path, text, others) for path, text in touched)
         made = [change for change in changes if change.kind in ("create", "folder")]
-        task = FilesTask(files, changes)
-        if len({change.path for change in made}) < len(made) or FileTree.of(files) == _wanted(task):
-            return self.draw(rng)  # two changes make the same thing, or none makes any
-        return task
+        same = len({change.path for change in made}) < len(made)
+        if same or any(change.kind == "replace" and change.first == change.second for change in changes):
+            return self.draw(rng)  # two changes make the same thing, or one makes none
+        return FilesTask(files, changes)
 
     def question(self, task: FilesTask) -> str:
         paths = ", ".join(path for path, _ in task.files)
