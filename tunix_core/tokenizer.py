@@ -43,6 +43,8 @@ class Tokenizer(Protocol):
     vocab_size: int
     end_of_turn: int
     """The id with which the policy ends its message."""
+    takes_tools: bool
+    """Whether an opening says anything of tools that it is given."""
     may_fork: bool
     """Whether replies may fork."""
 
@@ -96,6 +98,7 @@ class ByteTokenizer:
     PAD = 258
     vocab_size = 272
     end_of_turn = END_OF_TURN
+    takes_tools = False
     may_fork = False
 
     def encode(self, text: str) -> list[int]:

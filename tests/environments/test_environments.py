@@ -44,9 +44,10 @@ def test_a_demonstration_earns_the_reward(name: str, form: str) -> None:
         script = environment.demonstration(seed)
         first, results = play(environment, seed, [text for role, text in script if role == "policy"])
         assert script[0] == ("prompt", first.text)
-        assert first.instructions == environment.instructions
+        assert first == environment.opening(seed)
         assert bool(first.tools) == (form != "plain")
-        assert [result.text for result in results[:-1]] == [text for role, text in script if role == "tool"]
+        assert [result.text for result in results[:-1]] == [text for _, text in script[2::2]]
+        assert [result.role for result in results[:-1]] == [role for role, _ in script[2::2]]
         assert [result.done for result in results] == [False] * (len(results) - 1) + [True]
         assert results[-1].reward == 1.0
         assert results[-1].components["malformed_calls"] == results[-1].components["failed_calls"] == 0
@@ -351,7 +352,7 @@ def test_a_warm_start_needs_demonstrations(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("_installed")
 def test_a_warm_start_with_an_installed_environment_without_demonstrations_is_refused() -> None:
-    assert demonstrated(EnvironmentConfig()).instructions
+    assert demonstrated(EnvironmentConfig()).opening(4).instructions
     with pytest.raises(ConfigError, match=r"warm_start\.num_steps = 0"):
         demonstrated(recipe(name="chess").environment)
 

@@ -1,6 +1,7 @@
 """The base: turns, limits, counts, parallel calls, and the example of CONTRIBUTING as it stands there."""
 
 import asyncio
+import json
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -159,9 +160,12 @@ def test_messages_without_calls_meet_no_weather() -> None:
 
 
 def test_plain_instructions_are_made_of_the_tools() -> None:
-    assert "`add NUMBER`: Adds." in counting().instructions
+    assert "`add NUMBER`: Adds." in counting().opening(4).instructions
+    assert not counting().opening(4).without_tools
     first, _ = play(counting(tool_format="llama3"), 4, [])
     assert first.instructions == "Count."
+    assert first.without_tools.startswith("Count.\n\nYou may call functions")
+    assert all(json.dumps(tool) in first.without_tools for tool in first.tools)
     assert [tool["function"]["name"] for tool in first.tools] == ["add", "break_it"]
 
 
@@ -181,7 +185,7 @@ def test_the_example_of_the_guide_runs() -> None:
         for seed in (4, 5, 6):
             script = environment.demonstration(seed)
             _, results = play(environment, seed, [text for role, text in script if role == "policy"])
-            assert [result.text for result in results[:-1]] == [text for role, text in script if role == "tool"]
+            assert [result.text for result in results[:-1]] == [text for _, text in script[2::2]]
             assert results[-1].reward == 1.0
             _, results = play(
                 environment, seed, [environment._format.answer("no idea"), environment._format.answer("1")]

@@ -26,10 +26,11 @@ def question(value: Any, max_bytes: int) -> Observation:
     Raises:
         EpisodeFailed: it is none, or longer than allowed: half a task is none.
     """
-    if not isinstance(value, Observation) or not all(isinstance(text, str) for text in value[:2]):
+    if not isinstance(value, Observation) or not _are_texts(value.text, value.instructions, value.without_tools):
         raise _invalid("reset", type(value), "an Observation of texts")
     try:
         length = len(value.text) + len(value.instructions) + len(json.dumps(list(value.tools)))
+        length = max(length, len(value.text) + len(value.without_tools))
     except (TypeError, ValueError, RecursionError):
         raise _invalid("reset", "other tools", "tools as JSON objects") from None
     if length > max_bytes:
@@ -38,7 +39,9 @@ def question(value: Any, max_bytes: int) -> Observation:
             f"{length} characters, accepted {max_bytes} (actor.max_observation_bytes)",
             retryable=False,
         )
-    return value._replace(text=_sound(value.text), instructions=_sound(value.instructions))
+    return value._replace(
+        text=_sound(value.text), instructions=_sound(value.instructions), without_tools=_sound(value.without_tools)
+    )
 
 
 def answer(value: Any, max_bytes: int) -> tuple[StepResult, bool]:
@@ -47,8 +50,8 @@ def answer(value: Any, max_bytes: int) -> tuple[StepResult, bool]:
     Raises:
         EpisodeFailed: it is no StepResult, or not of finite numbers.
     """
-    if not isinstance(value, StepResult) or not isinstance(value.text, str):
-        raise _invalid("step", type(value), "a StepResult with a text")
+    if not isinstance(value, StepResult) or not isinstance(value.text, str) or value.role not in ("tool", "user"):
+        raise _invalid("step", type(value), "a StepResult with a text of a tool or a user")
     try:
         reward = float(value.reward)
         components = {str(name): float(part) for name, part in value.components.items()}
@@ -70,6 +73,10 @@ def cut(text: str, max_bytes: int) -> tuple[str, bool]:
     if len(data) <= max_bytes:
         return data.decode(), False
     return data[: max_bytes - len(CUT)].decode("utf-8", errors="ignore") + CUT, True
+
+
+def _are_texts(*values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _sound(text: str) -> str:

@@ -18,6 +18,7 @@ from tunix_core.actor.episodes import Episode, EpisodeFailed, EpisodeSpec, Ident
 from tunix_core.actor.policy_engine import Conversation, TurnEnd
 from tunix_core.actor.recording import End, Recording, rows
 from tunix_core.environments import Environment, StepResult
+from tunix_core.environments.base import opening_ids
 from tunix_core.errors import DataError
 from tunix_core.tokenizer import Tokenizer
 
@@ -150,7 +151,7 @@ class Session:
 
         first = answers.question(await self._call(reset), self._limits.max_observation_bytes)
         try:
-            ids = self._framing.opening(first.instructions, first.text, first.tools)
+            ids = opening_ids(self._tokenizer, self._framing, first)
         except DataError as error:
             raise EpisodeFailed("prompt_refused", str(error), retryable=False) from error
         if len(ids) > self._seat.room:
@@ -185,7 +186,7 @@ class Session:
         if self._seconds_left() <= 0:
             return [], "max_seconds"
         try:
-            reply = self._framing.reply(message.ids, result.text)
+            reply = self._framing.reply(message.ids, result.text, result.role)
         except DataError as error:  # a template may refuse what was said
             raise EpisodeFailed("reply_refused", str(error)) from error
         ids = reply.ids

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.errors import ConfigError, EnvironmentFailure
+from tunix_core.tokenizer import Framing, Tokenizer
 
 Instance = TypeVar("Instance")
 
@@ -27,6 +28,8 @@ class Observation(NamedTuple):
     """How to play, for policies that read: a chat template's system message."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Functions that may be called, as the JSON objects that chat templates take (`type`, `function`)."""
+    without_tools: str = ""
+    """With `tools`: the instructions with the tools in words, for templates that take none."""
 
 
 class ToolCall(NamedTuple):
@@ -75,12 +78,24 @@ class Environment(Protocol):
 class Demonstrated(Environment, Protocol):
     """An environment that can play its tasks itself: a warm start needs one."""
 
-    instructions: str
-    """See `Observation`."""
+    def opening(self, seed: int) -> Observation:
+        """What `reset` returns; starts nothing."""
+        ...
 
     def demonstration(self, seed: int) -> list[tuple[str, str]]:
-        """A perfect episode as `(role, text)` with the roles prompt, policy and tool."""
+        """A perfect episode as `(role, text)`: prompt, policy, what came back (by its role, tool or user), policy, …"""
         ...
+
+
+def opening_ids(tokenizer: Tokenizer, framing: Framing, first: Observation) -> list[int]:
+    """The start of a sequence, up to where the policy speaks.
+
+    Raises:
+        DataError: the chat template does not take it.
+    """
+    if first.tools and not tokenizer.takes_tools:
+        return framing.opening(first.without_tools, first.text)
+    return framing.opening(first.instructions, first.text, first.tools)
 
 
 def task_seed(split: str, index: int, run_seed: int) -> int:

@@ -14,7 +14,7 @@ from tunix_core.environments.rubric import Episode, Rubric
 from tunix_core.errors import EnvironmentFailure
 from tunix_core.tools.formats import FORMATS, Call, Malformed, Result
 from tunix_core.tools.functions import Tool, make_tools
-from tunix_core.tools.rendering import plain_instructions
+from tunix_core.tools.rendering import instructions_with_tools, plain_instructions
 from tunix_core.tools.toolbox import CallRecord, Outcomes, ToolLimits, run_calls
 
 Task = TypeVar("Task")
@@ -46,6 +46,7 @@ class ToolEnvironment(abc.ABC, Generic[Task]):
 
     def __init__(self, config: EnvironmentConfig, *, latency: bool = True, weather_seed: int = 0) -> None:
         self.options = config.options_as(self.options_type)
+        self._tool_format = config.tool_format
         self._format = FORMATS[config.tool_format]
         self._limits = ToolLimits(config.max_calls_per_turn, config.max_output_bytes, config.call_timeout_seconds)
         self._max_turns = config.max_turns
@@ -96,16 +97,21 @@ class ToolEnvironment(abc.ABC, Generic[Task]):
             raise EnvironmentFailure(f"{self.name}: step before reset")
         return self._task
 
-    @property
-    def instructions(self) -> str:
-        """See `Observation`."""
-        if self._format.native:
-            return self.task_instructions
-        return self.plain_instructions or plain_instructions(self.task_instructions, self.tools)
-
     def task(self, seed: int) -> Task:
         """The instance that `seed` names."""
         return draw_instance(seed, self.draw)
+
+    def opening(self, seed: int) -> Observation:
+        """See `Demonstrated`."""
+        return self._observation(self.question(self.task(seed)))
+
+    def _observation(self, question: str) -> Observation:
+        if not self._format.native:
+            said = self.plain_instructions or plain_instructions(self.task_instructions, self.tools)
+            return Observation(question, said)
+        schemas = [tool.schema for tool in self.tools.values()]
+        in_words = instructions_with_tools(self.task_instructions, schemas, self._tool_format)
+        return Observation(question, self.task_instructions, schemas, in_words)
 
     async def reset(self, seed: int) -> Observation:
         self._task = self.task(seed)
@@ -113,8 +119,7 @@ class ToolEnvironment(abc.ABC, Generic[Task]):
         self._messages, self._calls = [("prompt", question)], []
         self._num_malformed = self._num_failed = self._num_turns = 0
         await self.begin()
-        schemas = [tool.schema for tool in self.tools.values()] if self._format.native else ()
-        return Observation(question, self.instructions, schemas)
+        return self._observation(question)
 
     async def step(self, message: str) -> StepResult:
         _ = self.instance
@@ -183,5 +188,5 @@ class ScriptedEnvironment(ToolEnvironment[Task]):
         messages = [("prompt", self.question(task))]
         for call, text in script.calls:
             result = self._format.results([Result(call.name, text, True)])
-            messages += [("policy", self._format.calls([call], self.tools)), ("tool", result)]
+            messages += [("policy", self._format.calls([call], self.tools)), (self._format.reply_role, result)]
         return [*messages, ("policy", self._format.answer(script.answer))]

@@ -57,6 +57,7 @@ class ChatTokenizer:
                 f"chat template: an assistant's message ends with {after_answer[:20]!r}, accepted a special token first"
             )
         self.end_text = self._marks[self.end_of_turn]
+        self.takes_tools = self.template.takes_tools()
         self._takes_no_system = self.template.takes_no_system()
         self._growth = self.template.growth()
         self.may_fork = self._growth is None

@@ -113,6 +113,16 @@ class ChatTemplate:
         except DataError:
             return False
 
+    def takes_tools(self) -> bool:
+        """Whether an opening holds the names of the tools that it is given."""
+        function = {"name": _REPLY, "description": "d", "parameters": {"type": "object", "properties": {}}}
+        try:
+            return _REPLY in self.render(
+                opening_messages(_SYSTEM, _QUESTION), [{"type": "function", "function": function}]
+            )
+        except DataError:
+            return False
+
     def _takes(self, role: str) -> bool:
         messages = [*opening_messages(_SYSTEM, _QUESTION), {"role": "assistant", "content": _PLAIN}]
         try:
