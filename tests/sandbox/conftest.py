@@ -28,6 +28,15 @@ class Sandboxes:
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
 
+    def settle(self) -> None:
+        """Wait until every sandbox is there and idle."""
+
+        async def idle() -> None:
+            while len(self.pool._idle) < self.pool.config.num_slots or any(slot.broken for slot in self.pool._idle):
+                await asyncio.sleep(0.01)
+
+        self.wait(asyncio.wait_for(idle(), 30.0))
+
     def run(self, source: str, **options: Any) -> SandboxResult:
         return self.wait(self.pool.run(source, **options))
 

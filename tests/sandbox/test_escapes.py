@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import platform
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,8 @@ def number_of(name: str) -> int | None:
     return {**seccomp.ALLOWED, **seccomp._ABSENT}[name][seccomp.architecture().column]
 
 
+IPC_NUMBERS = {"x86_64": (29, 64, 68, 240), "aarch64": (194, 190, 186, 180)}[platform.machine()]
+"""shmget, semget, msgget, mq_open."""
 SHORT = {"wall_seconds": 0.4}
 
 CASES: dict[str, Case] = {
@@ -143,6 +146,17 @@ CASES: dict[str, Case] = {
     "personality": Case("print(libc.personality(0x0040000), errno.errorcode[ctypes.get_errno()])", prints("-1 EPERM")),
     "loosen_seccomp": Case("print(libc.prctl(22, 0, 0, 0, 0), libc.prctl(22, 1, 0, 0, 0), libc.prctl(38, 0, 0, 0, 0))", prints("-1 -1 -1")),
     "unknown_system_call": Case("print(call(500)[1], call(1023)[1])", prints("ENOSYS ENOSYS")),
+    **(
+        {
+            "system_call_of_32_bits": Case(
+                "import mmap\nm = mmap.mmap(-1, 4096, prot=7)\nm.write(b'\\xb8\\x14\\0\\0\\0\\xcd\\x80\\xc3')\n"  # getpid through int 0x80
+                "print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))())",
+                ends("forbidden"),
+            )
+        }
+        if platform.machine() == "x86_64"
+        else {}
+    ),
     "x32": Case("print(call(0x40000000 | 39))", ends("forbidden")),
     "terminal_input": Case("import fcntl\nprint(refused(fcntl.ioctl, 1, 0x5412, b'x'))", refusal("ENOTTY")),
     # network
@@ -230,6 +244,16 @@ CASES: dict[str, Case] = {
     "huge_file": Case("with open('f', 'wb') as f: f.truncate(1 << 33)", lambda r: r.exit == "error" and "too large" in r.stderr),
     "many_open_files": Case("x = [open('/dev/null') for _ in range(1000)]", lambda r: r.exit == "error" and "Too many open files" in r.stderr),
     "hidden_memory": Case("print(refused(os.memfd_create, 'x'))", refusal("EPERM")),
+    "many_small_memories": Case(
+        "for _ in range(12):\n if os.fork() == 0:\n  x = bytearray(60 << 20)\n  time.sleep(60)\n"
+        "for _ in range(12): os.waitpid(-1, 0)",
+        ends("timeout", "ok"),  # the parent is not killed by what happens to its children
+        SHORT,
+    ),
+    "sysv_and_message_queues": Case(
+        "".join(f"print(call({number}, 1, 4096, 0o1600, 0)[1])\n" for number in IPC_NUMBERS),
+        refusal("EPERM"),
+    ),
     "locked_memory": Case("print(libc.mlockall(3))", prints("-1")),
     "cpu": Case("while True: pass", ends("cpu"), {"cpu_seconds": 1}),
     "cpu_signal_ignored": Case("signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", ends("cpu"), {"cpu_seconds": 1}),

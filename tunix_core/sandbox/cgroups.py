@@ -40,8 +40,10 @@ class MemoryCgroup:
         if num_bytes == self._limit:
             return
         if self._version == 1:
+            # Where swap is accounted too it must not be a way around; its limit may never be the lower one.
+            with contextlib.suppress(OSError):
+                (self._folder / "memory.memsw.limit_in_bytes").write_text("-1")
             (self._folder / "memory.limit_in_bytes").write_text(str(num_bytes))
-            # Where swap is accounted too it must not be a way around.
             with contextlib.suppress(OSError):
                 (self._folder / "memory.memsw.limit_in_bytes").write_text(str(num_bytes))
         else:

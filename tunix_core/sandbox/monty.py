@@ -16,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tunix_core.errors import ConfigError
 from tunix_core.sandbox.limits import SandboxConfig, SandboxLimits
 from tunix_core.sandbox.results import Exit, SandboxResult
 from tunix_core.validation import require, require_package
@@ -27,7 +28,7 @@ _MAX_TRACEBACK_CHARACTERS = 20_000
 
 
 class _Output:
-    """Both streams, each bounded; the worker is stopped at the first byte above."""
+    """Both streams, each bounded. The worker goes on after the first byte above, and what it prints is dropped."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -64,14 +65,23 @@ class MontySandbox:
         self._package: Any = importlib.import_module("pydantic_monty")
         self._config = config
         self._threads = ThreadPoolExecutor(config.num_slots, "monty")
-        self._workers = self._package.Monty(
-            max_processes=config.num_slots,
-            feed_duration_limit_grace=_GRACE_SECONDS,
-            turn_duration_limit_grace=_GRACE_SECONDS,
-        )
+        self._workers: Any = None
 
     async def start(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._workers.__enter__)
+        """
+        Raises:
+            ConfigError: the package's program is missing.
+        """
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._start)
+
+    def _start(self) -> None:
+        grace = {"feed_duration_limit_grace": _GRACE_SECONDS, "turn_duration_limit_grace": _GRACE_SECONDS}
+        try:
+            self._workers = self._package.Monty(max_processes=self._config.num_slots, **grace)
+            self._workers.__enter__()
+        except (OSError, RuntimeError) as error:
+            remedy = "Install it: pip install 'tunix-airflow[monty]'."
+            raise ConfigError("environment", str(error), "pydantic-monty with its program monty", remedy) from None
 
     async def close(self) -> None:
         """Waits for calls that still run, at most their wall seconds."""
@@ -84,7 +94,8 @@ class MontySandbox:
         return f"monty interpreter, {self._config.num_slots} workers; heap of {limits.memory_bytes >> 20} MiB per call"
 
     async def run(self, source: str, *, stdin: str = "", limits: SandboxLimits | None = None) -> SandboxResult:
-        """Run a program, of which what it prints comes back. A cancelled call ends at its wall seconds.
+        """Run a program, of which what it prints comes back. A cancelled call, or one that prints too much, goes on
+        to its end or its wall seconds: the package has no way to stop it sooner.
 
         Raises:
             ConfigError: there is input, which Monty has no way to read.

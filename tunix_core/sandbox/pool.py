@@ -278,7 +278,7 @@ class SandboxPool:
         return SandboxSession(self, snapshot or Snapshot(_tree_of(files or {}, "", limits)), limits)
 
     async def check(
-        self, source: str, *, tests: Mapping[str, str], setup: str = "", limits: SandboxLimits | None = None
+        self, submission: str, *, tests: Mapping[str, str], setup: str = "", limits: SandboxLimits | None = None
     ) -> Verdict:
         """Run tests against a submission, in two sandboxes: see `tunix_core.sandbox.checking`.
 
@@ -294,7 +294,7 @@ class SandboxPool:
         require(
             self.config.num_slots >= 2, "num_slots", self.config.num_slots, "2 or more", "Tests need a sandbox too."
         )
-        exchange = checking.Exchange(source, tests, setup, limits or self.config.limits)
+        exchange = checking.Exchange(submission, tests, setup, limits or self.config.limits)
         async with self._pairs:  # two callers that hold one sandbox each would wait for ever
             first = await self._acquire()
             try:
@@ -302,10 +302,10 @@ class SandboxPool:
             except BaseException:
                 self._release(first)
                 raise
-        submission, checker = await asyncio.gather(
+        ended, checked = await asyncio.gather(
             self._run_side(first, exchange, exchange.submission), self._run_side(second, exchange, exchange.checker)
         )
-        return exchange.verdict(submission, checker)
+        return exchange.verdict(ended, checked)
 
     async def _run_side(self, slot: Slot, exchange: checking.Exchange, call: Call) -> SandboxResult:
         try:

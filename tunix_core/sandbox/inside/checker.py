@@ -72,7 +72,7 @@ class _Submission:
             "target": target,
             "path": path,
             "call": arguments is not None,
-            "args": wire.encode(arguments, _refuse),
+            "args": wire.encode(arguments, _handle),
             "drain": drain,
         }
         answer = self.exchange({"ask": question})
@@ -81,7 +81,13 @@ class _Submission:
         return self._decode(answer["value"])
 
 
-def _refuse(value: Any) -> wire.Handle:
+def _handle(value: Any) -> wire.Handle:
+    """Of an argument that is no plain value: what the submission defines or returned can be handed to it."""
+    if type(value) is Remote:
+        if isinstance(value._target, str):
+            value = value._submission.ask(value._target, value._path)
+        if type(value) is Remote and isinstance(value._target, int):
+            return wire.Handle(value._target, "")
     raise TypeError(f"a test can pass plain values and what the submission returned, not {type(value).__name__}")
 
 

@@ -73,13 +73,16 @@ def _read(folder: int, name: bytes, max_bytes: int) -> bytes | None:
         os.chmod(name, 0o600, dir_fd=folder)  # its owner took its own right to read
         descriptor = os.open(name, _FILE, dir_fd=folder)
         os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return None
         if status.st_size > max_bytes:
             raise TooMuch
-        return file.read()
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def _named(found: _Collection, root: int, names: list[str]) -> None:
@@ -102,7 +105,7 @@ def _named(found: _Collection, root: int, names: list[str]) -> None:
 
 
 def _tree(found: _Collection, folder: int, prefix: bytes, depth: int) -> None:
-    """Depth first, parents before what is in them; sockets and pipes are left out."""
+    """Depth first, parents before what is in them."""
     if depth > _MAX_DEPTH:
         raise TooMuch
     for name in sorted(os.listdir(folder)):
