@@ -16,13 +16,14 @@ from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
 from tunix_core.data.ingestion import Ingestion
 from tunix_core.data.packing import window_sizes
-from tunix_core.data.rows import RowFetcher
+from tunix_core.data.rows import RowFetcher, Rows
 from tunix_core.data.sharing import ownership
 from tunix_core.distributed.hosts import Hosts, Share
 from tunix_core.errors import ConfigError
 from tunix_core.learner.batches import Figures, batch_of_record
 from tunix_core.learner.loop import check_feeds
 from tunix_core.learner.pipeline import Prepared, Preparer
+from tunix_core.paths import parse_shard
 from tunix_core.storage.step_records import read_steps
 from tunix_core.storage.store import ObjectStore
 from tunix_core.storage.trajectory_writer import TrajectoryWriter
@@ -41,13 +42,18 @@ def config(**overrides: Any) -> RunConfig:
     )
 
 
+def _of_some_size(rows: Rows, members: np.ndarray) -> np.ndarray:
+    """Other advantages in each shard, so that a feed's spread is not the batch's."""
+    return centered(rows, members) * (1 + parse_shard(rows.shard).sequence)
+
+
 class Side:
     """One host up to its preparer."""
 
     def __init__(self, store: ObjectStore, run: RunConfig, hosts: Hosts, share: Share) -> None:
         self.hosts, self.share, self.stop_asked = hosts, share, False
         self.buffer = ReplayBuffer(
-            group_advantages=centered,
+            group_advantages=_of_some_size,
             window_tokens=run.learner.window_tokens,
             max_staleness=run.staleness.max_staleness,
             buffer_bytes=2**20,
@@ -93,8 +99,10 @@ def write(store: ObjectStore, num_shards: int, *, version: int = 0, incarnation:
     writer.close()
 
 
-def test_two_feeds_make_one_batch(tmp_path: Path) -> None:
-    store, run = open_run(tmp_path), config()
+@pytest.mark.parametrize("advantage", ["grpo", "reinforce_pp"])
+def test_two_feeds_make_one_batch(tmp_path: Path, advantage: str) -> None:
+    """To the bit that of one process; also where advantages are normalised over the episodes of the batch."""
+    store, run = open_run(tmp_path), config(**{"algorithm.advantage": advantage})
     write(store, 4)
     hosts = sides(store, run)
     assert attempts(hosts, 0) == [None] * 3, "the first round tells the others what there is"
@@ -104,6 +112,10 @@ def test_two_feeds_make_one_batch(tmp_path: Path) -> None:
         (record,) = read_steps(store, clock)
         whole = batch_of_record(record, RowFetcher(store), run)
         assert len(record["groups"]) == 4
+        if advantage == "reinforce_pp":
+            every = [value for group in record["groups"] for value in group["advantages"]]
+            assert record["advantage_statistics"] == [np.mean(every), np.std(every)]
+            assert np.std(every[:4]) != pytest.approx(np.std(every), rel=0.05), "a feed alone would find others"
         for number in (0, 1):  # row i of the batch lies on shard i mod 2
             own = made[2 * number].host
             for name, array in own.arrays._asdict().items():
@@ -162,10 +174,11 @@ def test_one_feed_over_the_mean_staleness_throttles_all_and_host_0_overrides(tmp
     assert read_steps(store, 3)[0]["throttle_override"] is True
 
 
+@pytest.mark.parametrize("advantage", ["grpo", "reinforce_pp"])
 @pytest.mark.parametrize("num_hosts", [1, 2, 4])
-def test_a_record_is_rebuilt_by_any_number_of_hosts(tmp_path: Path, num_hosts: int) -> None:
+def test_a_record_is_rebuilt_by_any_number_of_hosts(tmp_path: Path, num_hosts: int, advantage: str) -> None:
     """Of four window shards: the parts put together are the batch, and no host reads a shard that it needs nothing of."""
-    store, run = open_run(tmp_path), config(**{"mesh.data": 4})
+    store, run = open_run(tmp_path), config(**{"mesh.data": 4, "algorithm.advantage": advantage})
     write(store, 4)
     one = Side(store, run, Hosts(), Share(num_shards=4, own=(0, 1, 2, 3)))
     batch = one.attempt(0)
@@ -196,5 +209,3 @@ def test_a_record_is_rebuilt_by_any_number_of_hosts(tmp_path: Path, num_hosts: i
 def test_what_feeds_cannot_share_out_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"learner\.groups_per_batch"):
         check_feeds(config(**{"learner.groups_per_batch": 3}), SHARES[0])
-    with pytest.raises(ConfigError, match=r"algorithm\.advantage"):
-        check_feeds(config(**{"algorithm.advantage": "reinforce_pp"}), SHARES[0])

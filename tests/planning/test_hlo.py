@@ -79,25 +79,56 @@ def test_collectives_have_axes_bytes_and_counts() -> None:
     }
     gather = found["all-gather", ("fsdp",)]
     assert gather.results == (Array("bf16", (1024, 128)),)
-    assert (gather.sent_bytes, gather.times, gather.per_microbatch) == (1024 * 128 * 2 // 2, 10, True)
+    assert (gather.sent_bytes, gather.times, gather.repeats) == (1024 * 128 * 2 // 2, 10, "microbatch")
     scatter = found["reduce-scatter", ("tensor",)]
     assert (scatter.sent_bytes, scatter.times) == (256 * 128 * 2, 10)
     assert found["collective-permute", ("stage",)].sent_bytes == 64 * 128 * 2
     assert found["all-reduce", ("stage", "tensor")].sent_bytes == 2 * 3 * 32 * 4 // 4
     both = found["all-gather", ("tensor",)]
     assert (both.results, both.sent_bytes) == ((Array("f32", (16,)), Array("f32", (8,))), 24 * 4 // 2)
-    assert (both.times, both.per_microbatch) == (1, False)
+    assert (both.times, both.repeats) == (1, "step")
 
 
 def test_a_collective_in_several_fusions_counts_once() -> None:
     found = [one for one in collectives(TEXT, MESH) if one.results == (Array("bf16", (512, 64)),)]
-    assert [(one.axes, one.times, one.per_microbatch) for one in found] == [(("fsdp",), 1, False)]
+    assert [(one.axes, one.times, one.repeats) for one in found] == [(("fsdp",), 1, "step")]
 
 
 def test_totals_multiply_by_the_microbatches() -> None:
     found = totals(collectives(TEXT, MESH), num_microbatches=3)
     assert found[0] == Total("all-gather", ("fsdp",), 31, 30 * 1024 * 128 + 512 * 64)
     assert Total("all-gather", ("tensor",), 1, 48) in found
+
+
+UPDATES = """
+%updates (q: (s32[], f32[])) -> (s32[], f32[]) {
+  %again = (s32[], f32[]) while(%s), condition=%more, body=%microbatch
+  %norm = f32[32]{0} all-reduce(%u), channel_id=6, replica_groups=[4,2]<=[8], to_apply=%add
+}
+
+%below_two (p: (s32[], f32[])) -> pred[] {
+  %two = s32[] constant(2)
+  %j = s32[] get-tuple-element(%p), index=0
+  ROOT %under = pred[] compare(%j, %two), direction=LT
+}
+
+ENTRY %main (r: f32[]) -> f32[] {
+  %all = (s32[], f32[]) while(%q), condition=%below_two, body=%updates
+"""
+
+
+def test_a_pass_before_the_updates_goes_over_all_microbatches() -> None:
+    """Six micro-batches: the pass over six, each of two updates over three."""
+    text = TEXT.replace("ENTRY %main (r: f32[]) -> f32[] {\n", UPDATES)
+    found = collectives(text, MESH)
+    assert [one.repeats for one in found if one.times == 10] == ["microbatch"] * 2
+    assert [one.repeats for one in found if one.times == 20] == ["microbatch_of_update"] * 2
+    once = totals(collectives(TEXT, MESH), num_microbatches=6)
+    twice = {(one.kind, one.axes): one.times for one in totals(found, num_microbatches=6, num_updates=2)}
+    assert twice["reduce-scatter", ("tensor",)] == 60 + 60
+    assert twice["all-reduce", ("stage", "tensor")] == 6 + 6
+    assert twice["all-reduce", ("tensor",)] == 2
+    assert {(one.kind, one.axes): one.times for one in once}["reduce-scatter", ("tensor",)] == 60
 
 
 @pytest.mark.parametrize(

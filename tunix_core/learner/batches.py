@@ -22,7 +22,8 @@ from tunix_core.data.groups import Group, trajectory_staleness
 from tunix_core.data.packing import Layout, PackedArrays, WindowSize, best_fit, pack, size_for, window_sizes
 from tunix_core.distributed.hosts import Share, whole_share
 from tunix_core.errors import ConfigError, CorruptObject
-from tunix_core.learner.credit import batch_advantages, token_rewards
+from tunix_core.learner.credit import batch_advantages, episode_advantages, token_rewards
+from tunix_core.rl.advantages import mean_and_deviation
 from tunix_core.rl.aggregation import denominator
 from tunix_core.types import RowRef
 
@@ -70,6 +71,8 @@ class HostBatch:
     figures: Figures
     """This host's until `completed`."""
     config: RunConfig
+    statistics: tuple[float, float] | None = None
+    """Of the whole batch's advantages, where they are normalised by them; None: computed from the groups, if at all."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -138,13 +141,20 @@ def padded(num_windows: int, counts: Sequence[int]) -> int:
 
 
 def build(
-    groups: Sequence[Group], clock: int, layout: Layout, shape: tuple[int, int], config: RunConfig, share: Share
+    groups: Sequence[Group],
+    clock: int,
+    layout: Layout,
+    shape: tuple[int, int],
+    config: RunConfig,
+    share: Share,
+    statistics: tuple[float, float] | None = None,
 ) -> HostBatch:
     """This host's windows of a batch.
 
     Args:
         shape: windows and tokens of each, of the whole batch.
         layout: of all trajectories of the groups; those in windows of other hosts are left out.
+        statistics: see `HostBatch`.
     """
     num_windows, window_tokens = shape
     window = share.local_windows(layout.window)
@@ -162,7 +172,7 @@ def build(
     def of_tokens(name: str, dtype: type) -> np.ndarray:
         return chosen(_joined(groups, name, dtype), tokens)
 
-    advantages = batch_advantages(groups, config.algorithm) if groups else np.zeros(0, np.float32)
+    advantages = batch_advantages(groups, config.algorithm, statistics) if groups else np.zeros(0, np.float32)
     rewards = token_rewards(groups, config.algorithm) if groups else None
     if rewards is None and config.algorithm.has_value_head:
         rewards = np.zeros(0, np.float32)
@@ -196,6 +206,7 @@ def build(
         num_windows=num_windows,
         figures=figures,
         config=config,
+        statistics=statistics,
     )
 
 
@@ -234,14 +245,22 @@ def _counts(arrays: PackedArrays, config: RunConfig, share: Share) -> np.ndarray
     return np.array(found, np.int64)
 
 
-def record_part(groups: Sequence[Group], layout: Layout) -> dict[str, Any]:
+def record_part(groups: Sequence[Group], layout: Layout, config: RunConfig) -> dict[str, Any]:
     """What one feed gives to a step record."""
+    of_batch = config.algorithm.advantage == "reinforce_pp"
     return {
+        "episode_advantages": episode_advantages(groups).tolist() if of_batch else None,
         "groups": [group_state(group) for group in groups],
         "window": layout.window.tolist(),
         "start": layout.start.tolist(),
         "num_windows": layout.num_windows,
     }
+
+
+def joined_statistics(parts: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """From the `record_part` of all feeds, in their order: see `HostBatch.statistics`."""
+    own = [part["episode_advantages"] for part in parts]
+    return None if None in own else mean_and_deviation(np.concatenate([np.array(part, np.float64) for part in own]))
 
 
 def step_record(
@@ -273,6 +292,7 @@ def step_record(
             "window": [window for part in parts for window in part["window"]],
             "start": [start for part in parts for start in part["start"]],
         },
+        "advantage_statistics": joined_statistics(parts),
         "policy_tokens": int(figures.counts[:, 0].sum()),
         "mean_staleness": float(figures.staleness.mean()),
         "throttle_override": override,
@@ -313,7 +333,11 @@ def batch_of_record(
     tokens = record.get("window_tokens", config.learner.window_tokens)
     # Another mesh pads to other numbers than the one that recorded.
     shape = padded(layout.num_windows, size_for(window_sizes(config), tokens).counts), tokens
-    batch = complete(build(groups, record["clock"] - 1, layout, shape, config, share))
+    statistics = record.get("advantage_statistics")
+    if statistics is None and config.algorithm.advantage == "reinforce_pp" and not share.is_whole:
+        raise CorruptObject(f"step record {record['clock']}: received no statistics of the batch's advantages")
+    statistics = None if statistics is None else tuple(statistics)
+    batch = complete(build(groups, record["clock"] - 1, layout, shape, config, share, statistics))
     # A group may lie in windows of two hosts, which both counted it.
     batch = dataclasses.replace(batch, figures=batch.figures._replace(num_groups=len(record["groups"])))
     if batch.policy_tokens != record["policy_tokens"]:

@@ -13,9 +13,11 @@ from tunix_core.data.groups import Group
 from tunix_core.data.rows import Rows
 from tunix_core.data.turns import PolicyTurns, at_ends, spread
 from tunix_core.rl.advantages import (
-    batch_normalized,
     group_relative_advantages,
     leave_one_out_advantages,
+    mean_and_deviation,
+    normalized,
+    of_episodes,
     soft_overlong_penalty,
     turn_level_advantages,
     turn_returns,
@@ -91,15 +93,27 @@ def overlong_penalties(algorithm: AlgorithmConfig, rows: Rows, members: np.ndarr
     return (np.float32(algorithm.overlong_penalty) * slope)[own]
 
 
-def batch_advantages(groups: Sequence[Group], algorithm: AlgorithmConfig) -> np.ndarray:
-    """float32 [trajectories] or [tokens]: those of the groups, against the batch where the algorithm says so."""
+def batch_advantages(
+    groups: Sequence[Group], algorithm: AlgorithmConfig, statistics: tuple[float, float] | None = None
+) -> np.ndarray:
+    """float32 [trajectories] or [tokens]: those of the groups, against the batch where the algorithm says so.
+
+    Args:
+        statistics: of the whole batch, see `rl.advantages.normalized`; None: the groups are all of it.
+    """
     if algorithm.advantage == "turn_level":
         return np.concatenate([_of_tokens(group) for group in groups])
     advantages = np.concatenate([g.advantages for g in groups])
     if algorithm.advantage != "reinforce_pp":
         return advantages
-    group_ids = [g.group_id for g in groups for _ in g.advantages]
-    return batch_normalized(advantages, group_ids, [name for g in groups for name in g.rows.episode_ids])
+    return normalized(advantages, statistics or mean_and_deviation(episode_advantages(groups)))
+
+
+def episode_advantages(groups: Sequence[Group]) -> np.ndarray:
+    """float64 [episodes], one of each."""
+    return np.concatenate(
+        [np.zeros(0), *(of_episodes(g.advantages, [""] * len(g.advantages), g.rows.episode_ids) for g in groups)]
+    )
 
 
 def token_rewards(groups: Sequence[Group], algorithm: AlgorithmConfig) -> np.ndarray | None:

@@ -521,7 +521,7 @@ def check_feeds(config: RunConfig, share: Share) -> None:
     """Refuse what several feeds cannot share out.
 
     Raises:
-        ConfigError: a batch does not divide into whole groups, or its advantages need all of it.
+        ConfigError: a batch does not divide into whole groups.
     """
     if config.learner.groups_per_batch % share.num_feeds:
         raise ConfigError(
@@ -529,11 +529,4 @@ def check_feeds(config: RunConfig, share: Share) -> None:
             config.learner.groups_per_batch,
             f"a multiple of {share.num_feeds}, the data-parallel hosts: each gives whole groups",
             "Change it, or the mesh.",
-        )
-    if share.num_feeds > 1 and config.algorithm.advantage == "reinforce_pp":
-        raise ConfigError(
-            "algorithm.advantage",
-            config.algorithm.advantage,
-            f"one that needs a group alone, with {share.num_feeds} data-parallel hosts",
-            "It is normalised over the whole batch, of which a host has its own groups only: choose grpo or rloo.",
         )

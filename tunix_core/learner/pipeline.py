@@ -31,6 +31,7 @@ from tunix_core.learner.batches import (
     HostBatch,
     build,
     group_of_record,
+    joined_statistics,
     lay_out,
     longest,
     padded,
@@ -234,7 +235,7 @@ class Preparer:
             groups, deferred = groups[:num_fitting], groups[num_fitting:]
             self._buffer.put_back(deferred)
             layout = lay_out(groups, size.tokens, share)
-            part = {"feed": share.feed, "num_deferred": len(deferred), **record_part(groups, layout)}
+            part = {"feed": share.feed, "num_deferred": len(deferred), **record_part(groups, layout, self._config)}
         parts: list[dict[str, Any]] = []
 
         def join(payloads: list[Any]) -> dict[str, Any]:
@@ -243,6 +244,7 @@ class Preparer:
             return {
                 "num_windows": num_windows,
                 "num_deferred": sum(p["num_deferred"] for p in parts),
+                "statistics": joined_statistics(parts),
                 "parts": parts if None in payloads else None,
             }
 
@@ -251,7 +253,9 @@ class Preparer:
             own = answer["parts"][share.feed]
             groups = [group_of_record(entry, self._fetch) for entry in own["groups"]]
             layout = Layout(np.array(own["window"], np.int32), np.array(own["start"], np.int32), own["num_windows"])
-        batch = build(groups, clock, layout, (answer["num_windows"], size.tokens), self._config, share)
+        statistics = None if answer["statistics"] is None else tuple(answer["statistics"])
+        shape = answer["num_windows"], size.tokens
+        batch = build(groups, clock, layout, shape, self._config, share, statistics)
         return batch, parts, answer["num_deferred"]
 
     def _committed(

@@ -1,7 +1,8 @@
 """Collectives in a compiled program's text: kind, mesh axes, bytes, and how often a step runs them.
 
 A loop counts from 0 to a constant, or to a bound that is data (that over micro-batches): what is inside of the latter
-says so, and runs once per micro-batch (a pipeline's draining fewer times). Every branch of a conditional counts, so a
+says so, and runs once per micro-batch (a pipeline's draining fewer times): of an update where that loop lies in another one, that
+over the updates, else of the whole batch. Every branch of a conditional counts, so a
 stage that takes another one does less than is said here.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,10 @@ _BELOW = re.compile(r"ROOT .* compare\(%?([\w.\-]+), %?([\w.\-]+)\), direction=L
 _CHAIN = re.compile(r'chain_id="(\d+)"')
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+
+
+Repeats = Literal["step", "microbatch", "microbatch_of_update"]
+"""Once per that."""
 
 
 class Array(NamedTuple):
@@ -53,8 +58,8 @@ class Collective(NamedTuple):
     sent_bytes: int
     """What a device sends each time, in a ring."""
     times: int
-    """Times per step, or per micro-batch."""
-    per_microbatch: bool
+    """Times per step, or per micro-batch; those of all updates, where it is in their loop."""
+    repeats: Repeats
 
 
 class Total(NamedTuple):
@@ -141,7 +146,7 @@ def axes_between(groups: np.ndarray | None, mesh: Mapping[str, int]) -> tuple[st
     return tuple(axis for axis, is_other in zip(mesh, differ, strict=True) if is_other)
 
 
-def _collective(line: str, mesh: Mapping[str, int], count: int, per_microbatch: bool) -> Collective:
+def _collective(line: str, mesh: Mapping[str, int], count: int, repeats: Repeats) -> Collective:
     found = _COLLECTIVE.search(line)
     assert found is not None
     kind, is_start = found[2], bool(found[3])
@@ -160,7 +165,7 @@ def _collective(line: str, mesh: Mapping[str, int], count: int, per_microbatch: 
         "collective-permute": 1.0,
     }[kind]
     sent = int(share * sum(array.num_bytes for array in arrays))
-    return Collective(kind, axes_between(groups, mesh), tuple(arrays), sent, count, per_microbatch)
+    return Collective(kind, axes_between(groups, mesh), tuple(arrays), sent, count, repeats)
 
 
 def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
@@ -172,29 +177,37 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     """
     entry, computations = _computations(text.splitlines())
 
-    def walk(name: str, count: int, per_microbatch: bool, chains: set[str]) -> Iterator[Collective]:
+    def walk(name: str, count: int, repeats: Repeats, chains: set[str]) -> Iterator[Collective]:
         if name not in computations:
             return
         for line in computations[name].collectives:
             # A collective behind other work stands in several fusions, from its start to its end.
             chain = _CHAIN.search(line)
             if chain is None or chain[1] not in chains:
-                yield _collective(line, mesh, count, per_microbatch)
+                yield _collective(line, mesh, count, repeats)
             if chain is not None:
                 chains.add(chain[1])
         for call in computations[name].calls:
             trips = computations[call.condition].bound.get("", 0) if call.condition in computations else 1
             inner = chains if call.is_fused else set()
-            yield from walk(call.callee, count * max(1, trips), per_microbatch or trips == 0, inner)
+            over_microbatches: Repeats = "microbatch_of_update" if count > 1 else "microbatch"
+            inside = over_microbatches if trips == 0 and repeats == "step" else repeats
+            yield from walk(call.callee, count * max(1, trips), inside, inner)
 
-    return list(walk(entry, 1, False, set()))
+    return list(walk(entry, 1, "step", set()))
 
 
-def totals(found: Iterable[Collective], num_microbatches: int) -> list[Total]:
-    """By kind and axes, the heaviest first."""
+def totals(found: Iterable[Collective], num_microbatches: int, num_updates: int = 1) -> list[Total]:
+    """By kind and axes, the heaviest first.
+
+    Args:
+        num_microbatches: of the batch.
+        num_updates: that share them.
+    """
+    repeated = {"step": 1, "microbatch": num_microbatches, "microbatch_of_update": num_microbatches // num_updates}
     counts: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
     for one in found:
-        times = one.times * (num_microbatches if one.per_microbatch else 1)
+        times = one.times * repeated[one.repeats]
         before = counts.get((one.kind, one.axes), (0, 0))
         counts[one.kind, one.axes] = (before[0] + times, before[1] + times * one.sent_bytes)
     return sorted((Total(*key, *value) for key, value in counts.items()), key=lambda total: -total.sent_bytes)

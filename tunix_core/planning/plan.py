@@ -44,8 +44,9 @@ class StepPlan:
 
     @property
     def collectives(self) -> list[Total]:
-        per_update = self.work.num_microbatches // self.config.learner.updates_per_batch
-        return totals(self.compiled.collectives, per_update) if self.compiled else []
+        if self.compiled is None:
+            return []
+        return totals(self.compiled.collectives, self.work.num_microbatches, self.config.learner.updates_per_batch)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -144,11 +145,6 @@ def _work_lines(plan: StepPlan) -> list[str]:
         lines.append(
             "collectives of a device per step, by the compiled program; all branches, and every loop that is bound by data, a "
             "pipeline's draining too, once per micro-batch"
-            + (
-                " of an update; the passes before the updates go over all"
-                if plan.config.learner.updates_per_batch > 1
-                else ""
-            )
         )
         lines += [
             f"  {one.kind:20}{'+'.join(one.axes) or '-':14}{one.times:8} times{one.sent_bytes / 1e9:12.2f} GB sent"

@@ -68,11 +68,31 @@ def batch_normalized(
     Returns:
         float32 [N]; zeros where all are equal.
     """
-    values = np.asarray(advantages, np.float64)
-    of_episodes = values[_first_of_episode(_numbered(group_ids), episode_ids)]
-    if not len(values) or np.ptp(of_episodes) == 0:
-        return np.zeros(len(values), np.float32)
-    return ((values - of_episodes.mean()) / (of_episodes.std() + epsilon)).astype(np.float32)
+    return normalized(advantages, mean_and_deviation(of_episodes(advantages, group_ids, episode_ids)), epsilon)
+
+
+def of_episodes(advantages: np.ndarray, group_ids: Sequence[str], episode_ids: Sequence[str]) -> np.ndarray:
+    """float64 [episodes], in order: what each of them got. Arguments as `batch_normalized`."""
+    return np.asarray(advantages, np.float64)[_first_of_episode(_numbered(group_ids), episode_ids)]
+
+
+def mean_and_deviation(values: np.ndarray) -> tuple[float, float]:
+    """Of a batch's episodes, [episodes]; the deviation is 0 only where all are equal."""
+    if not len(values) or np.ptp(values) == 0:
+        return 0.0, 0.0
+    return float(values.mean()), float(values.std())
+
+
+def normalized(advantages: np.ndarray, statistics: tuple[float, float], epsilon: float = 1e-6) -> np.ndarray:
+    """(A - mean) / (std + epsilon), float32 [N] of any part of a batch; zeros where std is 0.
+
+    Args:
+        statistics: mean and std, of the whole batch.
+    """
+    mean, deviation = statistics
+    if deviation == 0:
+        return np.zeros(len(advantages), np.float32)
+    return ((np.asarray(advantages, np.float64) - mean) / (deviation + epsilon)).astype(np.float32)
 
 
 def turn_returns(turn_rewards: Sequence[float] | np.ndarray, discount: float = 1.0) -> np.ndarray:
