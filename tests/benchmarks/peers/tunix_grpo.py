@@ -33,7 +33,7 @@ from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
 from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from tests.benchmarks.peers.padding import even_rows, prompts_and_completions
-from tests.benchmarks.peers.tunix_model import EOS, PAD, NoTokenizer, make_model
+from tests.benchmarks.peers.tunix_model import EOS, PAD, IdsAsText, make_model
 from tests.benchmarks.peers.turns import serve
 
 MAX_MICROBATCH_TOKENS = 4096
@@ -52,7 +52,7 @@ def make_cluster(settings: dict[str, Any], arrays: dict[str, np.ndarray], rows: 
     return RLCluster(
         actor=model("policy."),
         reference=model("reference."),
-        tokenizer=NoTokenizer(),
+        tokenizer=IdsAsText(),
         cluster_config=ClusterConfig(
             role_to_mesh=dict.fromkeys((Role.ACTOR, Role.REFERENCE, Role.ROLLOUT), mesh),
             training_config=RLTrainingConfig(

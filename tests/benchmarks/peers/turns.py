@@ -1,7 +1,7 @@
 """How contestants take turns. Standard library only: a peer's environment has none of our packages.
 
 A contestant is a process that reads the work from a folder, warms up, says that it is ready, and then
-runs one update over the whole batch for every line it reads. It computes nothing in between, so the
+does the whole work once (an update over a batch, the answers to all requests) for every line it reads. It computes nothing in between, so the
 others have the machine to themselves. Answers are JSON lines; whatever else it prints goes to its log.
 """
 
@@ -20,17 +20,22 @@ from types import TracebackType
 from typing import Any
 
 
-def serve(update: Callable[[], Mapping[str, Any]], about: Mapping[str, Any]) -> None:
-    """The contestant's side. `update` makes one update from host arrays to a loss it has waited for.
+def serve(
+    update: Callable[[], Mapping[str, Any]],
+    about: Mapping[str, Any],
+    warm_up: Callable[[], Mapping[str, Any]] | None = None,
+) -> None:
+    """The contestant's side. `update` does the work once, from host arrays to a result it has waited for.
 
     Args:
         update: what is measured; its answer goes back as it is, e.g. `loss`.
         about: said once, e.g. versions and how the batch was laid out.
+        warm_up: done before and not measured; by default an update.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # anyone who prints talks to the log
-    warm_up = update()
-    answers.write(json.dumps({**about, "warm_up": dict(warm_up)}) + "\n")
+    warmed = (warm_up or update)()
+    answers.write(json.dumps({**about, "warm_up": dict(warmed)}) + "\n")
     for line in sys.stdin:
         if line.strip() != "measure":
             break

@@ -1,0 +1,89 @@
+"""Our policy engine on the same requests: `python -m tests.benchmarks.peers.our_engine FOLDER`.
+
+Driven as the scheduler drives it: a request gets a slot as soon as one is free, dispatches go on between. A slot whose
+answer is long enough is given back; what the dispatch drew beyond it is not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.peers.requests import Request, read_work
+from tests.benchmarks.peers.turns import serve
+from tunix_core.actor.engine import Engine
+from tunix_core.actor.policy_engine import Request as Sampling
+from tunix_core.actor.sampling import request_key
+from tunix_core.config import ActorConfig, ModelConfig
+from tunix_core.config_loading import config_from_dict
+from tunix_core.distributed.compilation import enable_compilation_cache
+from tunix_core.models.decoder import Params, unflatten_parameters
+
+
+def actor_config(batch: int, longest: int, most_new: int) -> ActorConfig:
+    return ActorConfig(
+        num_slots=batch,
+        context_tokens=max(16, longest),
+        max_turn_tokens=most_new,
+        decode_rows=batch,
+        decode_steps=8,
+        prefill_rows=4,
+        prefill_tokens=64,
+    )
+
+
+def make_engine(model: ModelConfig, actor: ActorConfig, params: Params, *, greedy: bool = False) -> Engine:
+    """One that no drawn id stops."""
+    return Engine(model, actor, params, 0, end_of_turn=model.vocab_size, greedy=greedy)
+
+
+async def answer(engine: Engine, requests: list[Request], seed: int) -> tuple[list[list[int]], list[list[float]]]:
+    """All requests' tokens and their log probabilities."""
+    waiting = deque(enumerate(requests))
+    active: dict[int, int] = {}
+    tokens: list[list[int]] = [[] for _ in requests]
+    logprobs: list[list[float]] = [[] for _ in requests]
+    while waiting or active:
+        while waiting and engine.num_free:
+            number, request = waiting.popleft()
+            slot = engine.acquire(Sampling(key=request_key(seed, number)))
+            engine.begin_turn(slot, request.prompt)
+            active[slot] = number
+        await engine.advance()
+        for slot, number in list(active.items()):
+            start = len(requests[number].prompt)
+            end = start + requests[number].num_new
+            if engine.transcripts.lengths[slot] >= end:
+                tokens[number] = engine.transcripts.tokens[slot, start:end].tolist()
+                logprobs[number] = engine.transcripts.logprobs[slot, start:end].tolist()
+                engine.release(slot)
+                del active[slot]
+    return tokens, logprobs
+
+
+def main(folder: Path) -> None:
+    enable_compilation_cache()
+    work = read_work(folder)
+    model = config_from_dict({"recipe": "benchmark", "model": work.settings["model"]}).model
+    params = unflatten_parameters(model, work.tensors)
+    longest = max(len(request.prompt) + request.num_new for request in work.requests)
+    actor = actor_config(work.settings["batch"], longest, work.most_new)
+    engine = make_engine(model, actor, params)
+
+    def update() -> dict[str, Any]:
+        tokens, logprobs = asyncio.run(answer(engine, work.requests, 0))
+        return {"tokens": tokens, "logprobs": logprobs}
+
+    def warm_up() -> dict[str, Any]:
+        asyncio.run(answer(engine, work.batches[0], 0))
+        greedy = make_engine(model, actor, params, greedy=True)
+        return {"greedy": asyncio.run(answer(greedy, work.greedy, 0))[0]}
+
+    serve(update, {"layout": f"{actor.num_slots} slots of {actor.context_tokens}"}, warm_up)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
