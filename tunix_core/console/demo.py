@@ -156,7 +156,7 @@ class Demo:
         deadline = time.monotonic() + self._options.timeout_seconds
         title = f"{self._options.recipe}, seed {self._options.seed}"
         due_tasks = due_line = 0.0
-        state = "queued"
+        state, printed = "queued", ""
         with Live(console=self._console, auto_refresh=False, transient=False) as live:
             while state not in ("success", "failed"):
                 now = time.monotonic()
@@ -171,7 +171,9 @@ class Demo:
                     live.update(view, refresh=True)
                 elif now >= due_line:
                     due_line = now + PLAIN_LINE_SECONDS
-                    print(self._view.line(), flush=True)
+                    if (line := self._view.line()) != printed:
+                        print(line, flush=True)
+                        printed = line
                 time.sleep(REFRESH_SECONDS)
         return state
 
