@@ -113,7 +113,7 @@ class Learner:
         self._throttle.reset()
         self._outcome.overrides += decision == "override"
         self._prepared = self._versions[chosen]
-        self._outcome.consume_tokens(float(self._tokens[chosen].sum()), self._events.now)
+        self._outcome.consume(self._tokens[chosen], self._events.now)
         self._keep(np.delete(np.arange(len(self._versions)), chosen))
         if self._in_step is None:
             self._step()
@@ -123,7 +123,7 @@ class Learner:
         self._arrived = []
         self._versions, self._tokens = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         fresh = clock - self._versions <= self._setting.bound
-        self._outcome.discard(int((~fresh).sum()), float(self._tokens[~fresh].sum()), self._events.now)
+        self._outcome.discard(self._tokens[~fresh], self._events.now)
         self._keep(np.flatnonzero(fresh))
 
     def _keep(self, indices: np.ndarray) -> None:

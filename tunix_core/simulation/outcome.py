@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+_BINS, _PER_DOUBLING = 512, 16
+
 
 @dataclasses.dataclass
 class Step:
@@ -39,6 +41,9 @@ class Outcome:
     late_busy_seconds: float = 0.0
     late_consumed_tokens: float = 0.0
     late_discarded_tokens: float = 0.0
+    consumed_lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(_BINS, np.int64))
+    """Groups by the logarithm of their tokens."""
+    discarded_lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(_BINS, np.int64))
 
     # ---- written by the simulation -----------------------------------------------------------------
 
@@ -58,12 +63,16 @@ class Outcome:
         if self._is_late(now):
             self.late_busy_seconds += min(step_seconds, now - self.duration_seconds / 2)
 
-    def consume_tokens(self, tokens: float, now: float) -> None:
-        self.late_consumed_tokens += tokens * self._is_late(now)
+    def consume(self, tokens: np.ndarray, now: float) -> None:
+        """Groups of so many tokens [M] are taken into a batch."""
+        self.late_consumed_tokens += float(tokens.sum()) * self._is_late(now)
+        self.consumed_lengths += _by_length(tokens)
 
-    def discard(self, groups: int, tokens: float, now: float) -> None:
-        self.discarded += groups
-        self.late_discarded_tokens += tokens * self._is_late(now)
+    def discard(self, tokens: np.ndarray, now: float) -> None:
+        """Groups of so many tokens [M] are over the bound."""
+        self.discarded += len(tokens)
+        self.late_discarded_tokens += float(tokens.sum()) * self._is_late(now)
+        self.discarded_lengths += _by_length(tokens)
 
     # ---- read --------------------------------------------------------------------------------------
 
@@ -81,6 +90,15 @@ class Outcome:
     def discarded_token_fraction(self) -> float:
         """Of the tokens of the second half."""
         return self.late_discarded_tokens / max(1e-9, self.late_discarded_tokens + self.late_consumed_tokens)
+
+    @property
+    def discarded_by_length(self) -> list[float]:
+        """Discarded fraction of the groups of each tenth, by tokens, the shortest first: whom the bound starves."""
+        both = self.consumed_lengths + self.discarded_lengths
+        ranks = np.cumsum(both) - both / 2
+        tenth = np.minimum(10 * ranks / max(1, both.sum()), 9).astype(np.int64)
+        of_all, of_discarded = (np.bincount(tenth, counts, 10) for counts in (both, self.discarded_lengths))
+        return [round(float(share), 4) for share in of_discarded / np.maximum(1, of_all)]
 
     @property
     def mean_staleness(self) -> float:
@@ -103,6 +121,7 @@ class Outcome:
             "learner_busy_fraction": round(self.busy_fraction, 4),
             "discarded_fraction": round(self.discarded_fraction, 4),
             "discarded_token_fraction": round(self.discarded_token_fraction, 4),
+            "discarded_by_length": self.discarded_by_length,
             "mean_staleness": round(self.mean_staleness, 3),
             "max_staleness": self.max_staleness,
             "staleness": {str(age): self.staleness[age] for age in sorted(self.staleness)},
@@ -111,3 +130,9 @@ class Outcome:
             "longest_gap_seconds": round(self.longest_gap_seconds, 2),
             "last_target": self.steps[-1].target if self.steps else None,
         }
+
+
+def _by_length(tokens: np.ndarray) -> np.ndarray:
+    """int64 [bins]: groups of so many tokens [M], in any unit, by the logarithm; a unit stands in the middle."""
+    place = _BINS / 2 + _PER_DOUBLING * np.log2(np.maximum(tokens, 1e-9))
+    return np.bincount(np.clip(place, 0, _BINS - 1).astype(np.int64), minlength=_BINS)
