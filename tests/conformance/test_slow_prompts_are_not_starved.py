@@ -90,16 +90,16 @@ def bimodal_groups(generator: np.random.Generator, num: int) -> tuple[np.ndarray
 
 def test_where_groups_go_stale_the_long_ones_bear_little_of_it() -> None:
     """By tenths of length, with the pacing's own code; a published rule's discards, and a bound that fits, beside it."""
-    ours = simulate(Setting(duration_seconds=1000.0), bimodal_groups).discarded_by_length
+    ours = simulate(Setting(duration_seconds=700.0), bimodal_groups).discarded_by_length
     assert max(ours[:9]) < 0.01
     assert 0.0 < ours[9] < 0.35
 
     published = Setting(
-        duration_seconds=1000.0, strategy="fixed", target=4, count_step=False, order="first_in_first_out"
+        duration_seconds=700.0, strategy="fixed", target=4, count_step=False, order="first_in_first_out"
     )
     theirs = simulate(published, bimodal_groups).discarded_by_length
     assert min(theirs[7:]) > 0.5, "capacity at the bound, first in first out, starves every slow group"
 
-    roomy = simulate(Setting(duration_seconds=1000.0, max_staleness=8), bimodal_groups)
+    roomy = simulate(Setting(duration_seconds=700.0, max_staleness=8), bimodal_groups)
     assert max(roomy.discarded_by_length) == 0.0, "max_staleness >= p97(group seconds) / step seconds"
     assert roomy.busy_fraction > 0.95
