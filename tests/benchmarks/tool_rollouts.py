@@ -21,11 +21,12 @@ import numpy as np
 
 from tests.benchmarks.figures import Goal, Sample
 from tests.benchmarks.generation_work import CONSTANT_UNIT, MODELS, make_weights
+from tunix_core.actor.calls import Calls
 from tunix_core.actor.engine import Engine
+from tunix_core.actor.episodes import EpisodeFailed, EpisodeSpec, Identity, Limits, Outcome
 from tunix_core.actor.policy_engine import EngineCounters, Request
 from tunix_core.actor.sampling import request_key
 from tunix_core.actor.scheduler import Scheduler
-from tunix_core.actor.session import EpisodeFailed, EpisodeSpec, Identity
 from tunix_core.config import ActorConfig, ModelConfig
 from tunix_core.environments import Observation, StepResult, ToolCall
 from tunix_core.models import decoder
@@ -36,9 +37,14 @@ TOOL_SECONDS = 0.5
 MEAN_TURN = 48
 MAX_TURN = 512
 """Rarely reached: one turn in forty thousand."""
-QUESTION, ANSWER = "Which of the two rivers is the longer one?", "The first, by 40 km."
+ANSWER = "The first, by 40 km."
 GOAL_KEPT = 0.9
 TOKENIZER = ByteTokenizer()
+
+
+def question(seed: int) -> str:
+    """Every session's own, from the first characters on: nobody can take over another's cache."""
+    return f"{seed:06d}: which of the two rivers is the longer one?"
 
 
 class OneTool:
@@ -49,9 +55,9 @@ class OneTool:
     def __init__(self) -> None:
         self._steps = 0
 
-    async def reset(self, _seed: int) -> Observation:
+    async def reset(self, seed: int) -> Observation:
         self._steps = 0
-        return Observation(QUESTION)
+        return Observation(question(seed))
 
     async def step(self, _message: str) -> StepResult:
         self._steps += 1
@@ -96,19 +102,20 @@ def _spec(number: int) -> EpisodeSpec:
     return EpisodeSpec(group_id=f"g{number}", group_size=1, member=0, task_id="t", task_seed=2 * number)
 
 
-async def _scheduled(engine: Engine, num_sessions: int) -> dict[str, Any]:
+async def play_scheduled(engine: Engine, num_sessions: int) -> dict[str, Any]:
     """All sessions through the scheduler, as many at a time as there are slots."""
-    outcomes: list[Trajectory | EpisodeFailed] = []
-    identity = Identity(
-        actor_id="actor",
-        incarnation="benchmark",
-        environment=OneTool.name,
-        temperature=1.0,
-        max_turns=2,
-        timeout_seconds=60.0,
-    )
+    outcomes: list[Outcome] = []
+    identity = Identity(actor_id="actor", incarnation="benchmark", environment=OneTool.name, temperature=1.0)
+    limits = Limits(max_turns=2, max_forks=0, step_seconds=60.0, episode_seconds=600.0, max_observation_bytes=1000)
     scheduler = Scheduler(
-        engine, identity, lambda _seed: OneTool(), TOKENIZER, 0, lambda _spec, outcome: outcomes.append(outcome)
+        engine,
+        identity,
+        limits,
+        lambda _seed: OneTool(),
+        TOKENIZER,
+        0,
+        Calls(2 * num_sessions),
+        lambda _spec, outcome: outcomes.append(outcome),
     )
     counts = _Counts(engine.counters)
     started, most_parked = 0, 0
@@ -118,10 +125,13 @@ async def _scheduled(engine: Engine, num_sessions: int) -> dict[str, Any]:
             started += 1
         await scheduler.step(0.05)
         most_parked = max(most_parked, engine.num_parked)
-    trajectories = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
+    counted = counts.since()
+    await scheduler.cancel()
+    episodes = [outcome for outcome in outcomes if not isinstance(outcome, EpisodeFailed)]
+    trajectories = [trajectory for episode in episodes for trajectory in episode]
     return {
-        **counts.since(),
-        "num_failures": len(outcomes) - len(trajectories),
+        **counted,
+        "num_failures": len(outcomes) - len(episodes),
         "most_parked": most_parked,
         "expected_prefill": sum(map(tokens_to_read, trajectories)),
         "num_cut": sum(trajectory.finish_reason != "completed" for trajectory in trajectories),
@@ -134,23 +144,24 @@ def tokens_to_read(trajectory: Trajectory) -> int:
     return sum(turn.end - turn.start + (turn.role == "tool") for turn in trajectory.turns if turn.role != "policy")
 
 
-async def _speak(engine: Engine, slots: list[int], ids: list[int]) -> None:
-    for slot in slots:
+async def _speak(engine: Engine, said: list[tuple[int, list[int]]]) -> None:
+    for slot, ids in said:
         engine.begin_turn(slot, ids)
     while engine.busy:
         await engine.advance()
 
 
-async def _synchronous(engine: Engine, num_sessions: int) -> dict[str, Any]:
+async def play_waiting(engine: Engine, num_sessions: int) -> dict[str, Any]:
     """All slots speak, all tools are waited for, all speak again."""
     counts = _Counts(engine.counters)
-    opening, reply = TOKENIZER.opening(None, QUESTION), TOKENIZER.reply(ANSWER)
+    reply = TOKENIZER.reply(ANSWER)
     for first in range(0, num_sessions, engine.num_free):
         numbers = range(first, min(first + engine.num_free, num_sessions))
         environments = [OneTool() for _ in numbers]
         slots = [engine.acquire(Request(key=request_key(0, number))) for number in numbers]
-        for ids in (opening, reply):
-            await _speak(engine, slots, ids)
+        openings = [TOKENIZER.opening(None, question(number)) for number in numbers]
+        for said in (openings, [reply] * len(slots)):
+            await _speak(engine, list(zip(slots, said, strict=True)))
             await asyncio.gather(*(environment.step("") for environment in environments))
         for slot in slots:
             engine.release(slot)
@@ -165,11 +176,16 @@ def measure(*, quick: bool) -> tuple[dict[str, Any], list[Goal]]:
         context_tokens=1152,
         max_turns=2,
         max_turn_tokens=MAX_TURN,
+        decode_rows=num_slots // 2,
+        decode_row_sizes=3,
+        context_sizes=3,
+        prefill_rows=4,
+        prefill_tokens=64,
     )
     engine = Engine(model, actor, weights_that_stop(model, MEAN_TURN), 0, end_of_turn=TOKENIZER.end_of_turn)
-    asyncio.run(_synchronous(engine, num_slots))
+    asyncio.run(play_waiting(engine, num_slots))
     rounds = [
-        (asyncio.run(_scheduled(engine, num_sessions)), asyncio.run(_synchronous(engine, num_sessions)))
+        (asyncio.run(play_scheduled(engine, num_sessions)), asyncio.run(play_waiting(engine, num_sessions)))
         for _ in range(num_rounds)
     ]
     ours = [scheduled for scheduled, _ in rounds]

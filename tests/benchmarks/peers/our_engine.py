@@ -1,7 +1,7 @@
 """Our policy engine on the same requests: `python -m tests.benchmarks.peers.our_engine FOLDER`.
 
-Driven as the scheduler drives it: a request gets a slot as soon as one is free, dispatches go on between. A slot whose
-answer is long enough is given back; what the dispatch drew beyond it is not kept.
+Driven as the scheduler drives it: a request gets a slot as soon as one is free, dispatches go on between. A turn's limit
+is the number of tokens asked for.
 """
 
 from __future__ import annotations
@@ -16,28 +16,33 @@ from tests.benchmarks.peers.requests import Request, read_work
 from tests.benchmarks.peers.turns import serve
 from tunix_core.actor.engine import Engine
 from tunix_core.actor.policy_engine import Request as Sampling
-from tunix_core.actor.sampling import request_key
+from tunix_core.actor.sampling import Kind, request_key
 from tunix_core.config import ActorConfig, ModelConfig
 from tunix_core.config_loading import config_from_dict
 from tunix_core.distributed.compilation import enable_compilation_cache
 from tunix_core.models.decoder import Params, unflatten_parameters
 
+END = 1
+"""One of the ids that are never drawn."""
+
 
 def actor_config(batch: int, longest: int, most_new: int) -> ActorConfig:
+    """As one would for so many sessions of such lengths."""
     return ActorConfig(
         num_slots=batch,
         context_tokens=max(16, longest),
         max_turn_tokens=most_new,
         decode_rows=batch,
+        decode_row_sizes=3,
         decode_steps=8,
         prefill_rows=4,
         prefill_tokens=64,
+        context_sizes=3,
     )
 
 
-def make_engine(model: ModelConfig, actor: ActorConfig, params: Params, *, greedy: bool = False) -> Engine:
-    """One that no drawn id stops."""
-    return Engine(model, actor, params, 0, end_of_turn=model.vocab_size, greedy=greedy)
+def make_engine(model: ModelConfig, actor: ActorConfig, params: Params, *, sampling: Kind = "temperature") -> Engine:
+    return Engine(model, actor, params, 0, end_of_turn=END, sampling=sampling)
 
 
 async def answer(engine: Engine, requests: list[Request], seed: int) -> tuple[list[list[int]], list[list[float]]]:
@@ -50,17 +55,14 @@ async def answer(engine: Engine, requests: list[Request], seed: int) -> tuple[li
         while waiting and engine.num_free:
             number, request = waiting.popleft()
             slot = engine.acquire(Sampling(key=request_key(seed, number)))
-            engine.begin_turn(slot, request.prompt)
+            engine.begin_turn(slot, request.prompt, request.num_new)
             active[slot] = number
-        await engine.advance()
-        for slot, number in list(active.items()):
-            start = len(requests[number].prompt)
-            end = start + requests[number].num_new
-            if engine.transcripts.lengths[slot] >= end:
-                tokens[number] = engine.transcripts.tokens[slot, start:end].tolist()
-                logprobs[number] = engine.transcripts.logprobs[slot, start:end].tolist()
-                engine.release(slot)
-                del active[slot]
+        for turn in await engine.advance():
+            number = active.pop(turn.slot)
+            own = turn.slot, slice(turn.start, turn.end)
+            tokens[number] = engine.transcripts.tokens[own].tolist()
+            logprobs[number] = engine.transcripts.logprobs[own].tolist()
+            engine.release(turn.slot)
     return tokens, logprobs
 
 
@@ -79,7 +81,7 @@ def main(folder: Path) -> None:
 
     def warm_up() -> dict[str, Any]:
         asyncio.run(answer(engine, work.batches[0], 0))
-        greedy = make_engine(model, actor, params, greedy=True)
+        greedy = make_engine(model, actor, params, sampling="greedy")
         return {"greedy": asyncio.run(answer(greedy, work.greedy, 0))[0]}
 
     serve(update, {"layout": f"{actor.num_slots} slots of {actor.context_tokens}"}, warm_up)
