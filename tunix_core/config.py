@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from tunix_core.algorithm_config import AlgorithmConfig
+from tunix_core.engine_config import EngineConfig
 from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.mesh_config import MeshConfig
 from tunix_core.model_config import ModelConfig
@@ -467,6 +468,7 @@ class RunConfig:
     learner: LearnerConfig = LearnerConfig()
     staleness: StalenessConfig = StalenessConfig()
     actor: ActorConfig = ActorConfig()
+    engine: EngineConfig = EngineConfig()
     sync: SyncConfig = SyncConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -530,6 +532,21 @@ class RunConfig:
             self.actor.min_actors,
             f"1 to {self.actor.num_groups * self.actor.replicas} (num_groups * replicas)",
             "Lower it or enlarge the pool.",
+        )
+        num_actors = self.actor.num_groups * self.actor.replicas
+        _require(
+            self.engine.kind == "jax" or len(self.engine.base_urls) >= num_actors,
+            "engine.base_urls",
+            list(self.engine.base_urls),
+            f"at least {num_actors}, one for each actor (actor.num_groups * actor.replicas)",
+            "An actor alone changes the weights of its servers: name more servers or start fewer actors.",
+        )
+        _require(
+            self.engine.kind == "jax" or self.actor.swap_policy in ("turn", "immediate"),
+            "actor.swap_policy",
+            self.actor.swap_policy,
+            "turn, immediate with engine.kind = openai",
+            "A server holds one version of the weights.",
         )
         _require(
             self.algorithm.group_size <= self.actor.num_slots,
