@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.actor.support import ACTOR, MODEL, weights
+from tests.support.quick_compiler import QUICK_FLAGS
 from tunix_core.actor.openai_server import ServedWeights
 from tunix_core.models import huggingface
 from tunix_core.models.parameters import flatten_parameters
@@ -50,7 +51,7 @@ class ServerProcess:
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            self._command, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=self._log, stderr=self._log
+            self._command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_FLAGS}, stdout=self._log, stderr=self._log
         )
 
     def wait(self) -> ServerProcess:
