@@ -80,7 +80,7 @@ class EngineConfig:
                 and bool(parts.hostname)
                 and not (parts.username or parts.password or parts.query or parts.fragment or parts.path.strip("/")),
                 "engine.base_urls",
-                f"{parts.scheme}://{parts.hostname}" if parts.password else url,
+                f"{parts.scheme}://…@{parts.hostname}" if "@" in url else url,  # credentials are not repeated
                 "http(s)://host:port",
                 "Leave out path and credentials; a key goes into engine.api_key_variable.",
             )

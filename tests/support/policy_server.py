@@ -8,6 +8,7 @@ It really loads Hugging Face folders, really decodes with them, and really forge
     lengths, nan, vocab                  one log probability too few; NaN; a token out of the vocabulary
     raw                                  log probabilities before the temperature
     idle_reload, failing_reload          reloads that change nothing; that fail
+    key                                  wanted in each request
     step_seconds                         pause between dispatches
     restart: seconds                     all connections break, nothing answers for so long, then the first weights again
 """
@@ -80,9 +81,8 @@ class Job:
 class PolicyServer:
     """One model, loaded from a folder and reloaded by request."""
 
-    def __init__(self, folder: Path, context_tokens: int, num_slots: int, key: str) -> None:
+    def __init__(self, folder: Path, context_tokens: int, num_slots: int) -> None:
         self._first = folder
-        self._key = key
         self._context = context_tokens
         self.model, params = read_folder(folder)
         self._actor = ActorConfig(
@@ -193,7 +193,8 @@ class PolicyServer:
     @web.middleware
     async def guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.seen[request.path] = self.seen.get(request.path, 0) + 1
-        if request.path != "/faults" and self._key and request.headers.get("Authorization") != f"Bearer {self._key}":
+        key = self.faults.get("key")
+        if request.path != "/faults" and key and request.headers.get("Authorization") != f"Bearer {key}":
             return web.json_response({"error": "unauthorized"}, status=401)
         if request.path not in ("/v1/completions", "/generate"):
             return await handler(request)
@@ -390,9 +391,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--slots", type=int, default=16)
-    parser.add_argument("--key", default="")
     arguments = parser.parse_args()
-    server = PolicyServer(arguments.folder, arguments.context, arguments.slots, arguments.key)
+    server = PolicyServer(arguments.folder, arguments.context, arguments.slots)
     asyncio.run(serve(server, arguments.port))
 
 

@@ -20,7 +20,7 @@ from tunix_core.pretrained.exporting import export_model
 from tunix_core.processes import free_port
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 120.0
+START_SECONDS = 90.0
 
 
 def export(folder: Path, seed: int) -> Path:
@@ -40,12 +40,11 @@ def served(root: Path, seed: int, version: int) -> ServedWeights:
 class ServerProcess:
     """Started at once; `wait` until it serves."""
 
-    def __init__(self, folder: Path, *, port: int = 0, key: str = "", context: int = ACTOR.context_tokens) -> None:
+    def __init__(self, folder: Path, *, port: int = 0, context: int = ACTOR.context_tokens) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._key = key
         self._command = [sys.executable, "-m", "tests.support.policy_server", "--folder", str(folder)]
-        self._command += ["--port", str(self.port), "--context", str(context), *(["--key", key] if key else [])]
+        self._command += ["--port", str(self.port), "--context", str(context)]
         self._log = (folder.parent / f"server-{self.port}.log").open("w+")
         self.start()
 
