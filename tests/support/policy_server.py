@@ -368,7 +368,7 @@ class PolicyServer:
 async def serve(server: PolicyServer, port: int) -> None:
     decoding = asyncio.ensure_future(server.decode_forever())
     while True:
-        runner = web.AppRunner(server.application(), shutdown_timeout=0.0)
+        runner = web.AppRunner(server.application(), shutdown_timeout=0.0, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
         await site.start()
