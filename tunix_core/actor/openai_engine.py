@@ -71,6 +71,7 @@ class OpenAIEngine:
         self.context_tokens = actor.context_tokens
         self.version = weights.version
         self.counters = EngineCounters()
+        self.counters.of_kind = dict.fromkeys(("requests", "retries", "overloads", "failed_requests", "servers_up"), 0)
         self.transcripts = Transcripts(actor.num_slots, actor.context_tokens)
         self._config = config
         self._urls = [url.rstrip("/") for url in urls]
@@ -224,8 +225,10 @@ class OpenAIEngine:
                     await server.update(target)
                 failures = 0
                 self._any_up.set()
+                pause = 0.0
             except (Trouble, MalformedAnswer) as trouble:
                 failures += 1
+                pause = max(pause_seconds(self._config, failures), getattr(trouble, "retry_after_seconds", 0.0))
                 server.down(trouble)
                 if failures == 1:
                     self._log(f"{server.url} is away: {trouble}")
@@ -235,8 +238,7 @@ class OpenAIEngine:
                 self._any_up.clear()
             self._settle()
             self._count_servers()
-            if failures:
-                await asyncio.sleep(pause_seconds(self._config, failures))
+            await asyncio.sleep(pause)
 
     def _keeper_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -396,7 +398,7 @@ class OpenAIEngine:
     # -- figures -------------------------------------------------------------------------------
 
     def _count(self, name: str) -> None:
-        self.counters.of_kind[name] = self.counters.of_kind.get(name, 0) + 1
+        self.counters.of_kind[name] += 1
 
     def _count_servers(self) -> None:
         gates = [server.gate for server in self._servers if server.is_up]
