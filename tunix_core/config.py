@@ -468,7 +468,7 @@ class RunConfig:
     learner: LearnerConfig = LearnerConfig()
     staleness: StalenessConfig = StalenessConfig()
     actor: ActorConfig = ActorConfig()
-    engine: EngineConfig = EngineConfig()
+    engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
     sync: SyncConfig = SyncConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -16,6 +16,7 @@ import pytest
 from tests.actor.support import ACTOR, expected_logprobs, weights
 from tunix_core.actor.policy_engine import NO_VERSION, PolicyEngine, Request, TurnEnd
 from tunix_core.actor.sampling import request_key
+from tunix_core.errors import ConfigError
 from tunix_core.tokenizer import ByteTokenizer
 
 END = ByteTokenizer.END_OF_TURN
@@ -118,6 +119,7 @@ class EngineContract:
                 assert turn.stopped == (drawn[-1] == END)
                 assert (drawn[:-1] != END).all()
                 assert turn.stopped or len(drawn) == ACTOR.max_turn_tokens
+                assert turn.reason == ("end_of_turn" if turn.stopped else "turn_limit")
                 assert run.check(turn.slot) == {0}
 
         contract(kind, test)
@@ -145,10 +147,44 @@ class EngineContract:
                 run.engine.begin_turn(slot, [65] * run.engine.context_tokens)
             (turn,) = await run.speak([slot], [ByteTokenizer.BOS] + [65] * (run.engine.room(slot) - 1))
             assert turn.end == run.engine.context_tokens
+            assert turn.reason == "context"
             assert run.engine.room(slot) == -1
             run.check(slot)
 
         contract(kind, test)
+
+    def test_a_turn_may_be_given_less_than_the_limit(self, kind: Kind) -> None:
+        async def test(run: Run) -> None:
+            slots = [run.acquire("less", i) for i in range(4)]
+            for slot in slots:
+                run.engine.begin_turn(slot, PROMPT, 2)
+            for turn in await run.finish():
+                assert turn.end - turn.start <= 2
+                assert turn.stopped or turn.reason == "turn_limit"
+            with pytest.raises(ConfigError):
+                run.engine.begin_turn(slots[0], REPLY, 0)
+
+        contract(kind, test)
+
+    def test_other_ids_and_texts_end_a_turn_too(self, kind: Kind) -> None:
+        """So many of both that each of them ends some of the turns."""
+        stop_ids = tuple(range(0, 256, 5))
+        strings = tuple(chr(i) for i in range(33, 127) if i not in stop_ids)
+
+        async def test(run: Run) -> None:
+            slots = [run.acquire("stops", i) for i in range(ACTOR.num_slots)]
+            ended = await run.speak(slots, PROMPT) + await run.speak(slots, REPLY)
+            assert {"stop_id", "stop_string"} <= {turn.reason for turn in ended}
+            for turn in ended:
+                drawn = run.engine.transcripts.tokens[turn.slot, turn.start : turn.end].tolist()
+                assert turn.stopped == (turn.reason == "end_of_turn") == (drawn[-1] == END)
+                assert (drawn[-1] in stop_ids) == (turn.reason == "stop_id")
+                assert (chr(drawn[-1]) in strings) == (turn.reason == "stop_string")
+                assert not any(token in stop_ids or chr(token) in strings for token in drawn[:-1])
+            for slot in slots:
+                assert run.check(slot) == {0}
+
+        contract(kind, test, stop_ids=stop_ids, stop_strings=strings)
 
     def test_draws_follow_from_the_key(self, kind: Kind) -> None:
         async def test(run: Run) -> None:

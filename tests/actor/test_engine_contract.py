@@ -51,6 +51,7 @@ class ServerKind:
             vocab_size=MODEL.vocab_size,
             temperature=TEMPERATURE,
             end_of_turn=ByteTokenizer.END_OF_TURN,
+            decode=ByteTokenizer().decode,
         )
 
     def weights(self, version: int) -> Any:

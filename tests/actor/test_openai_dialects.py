@@ -63,7 +63,7 @@ SGLANG = {
         "output_top_logprobs": [[[-0.5, 11, None], [-1.5, 12, None]]],
     },
 }
-HOW = Sampling(max_tokens=2, temperature=0.7, seed=7, end_of_turn=257)
+HOW = Sampling(max_tokens=2, temperature=0.7, seed=7, stop_ids=(257,))
 
 
 def test_ids_and_log_probabilities_are_read_as_they_were_drawn() -> None:

@@ -54,7 +54,9 @@ def test_trajectories_fit_their_versions_over_reloads_and_faults(
         return newest == 2 and len(learner.groups()) >= 10
 
     learner, actor = run_actor(
-        open_store(str(tmp_path / "run")), script, config=served(policy_server, tmp_path, policy=policy, dialect=dialect)
+        open_store(str(tmp_path / "run")),
+        script,
+        config=served(policy_server, tmp_path, policy=policy, dialect=dialect),
     )
     for row in learner.trajectories:
         for version in set(row.token_policy_version[row.loss_mask].tolist()):

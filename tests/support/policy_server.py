@@ -134,7 +134,9 @@ class PolicyServer:
                     self._finish(job, aborted=False)
 
     def _drawn(self, job: Job) -> list[int]:
-        return self._engine.transcripts.tokens[job.slot, job.start : self._engine.transcripts.lengths[job.slot]].tolist()
+        return self._engine.transcripts.tokens[
+            job.slot, job.start : self._engine.transcripts.lengths[job.slot]
+        ].tolist()
 
     def _finish(self, job: Job, *, aborted: bool) -> None:
         self._jobs.remove(job)
@@ -211,7 +213,9 @@ class PolicyServer:
             return web.Response()
         answer = await handler(request)
         if self.take("truncate"):
-            cut = web.StreamResponse(headers={"Content-Length": str(len(answer.body)), "Content-Type": "application/json"})
+            cut = web.StreamResponse(
+                headers={"Content-Length": str(len(answer.body)), "Content-Type": "application/json"}
+            )
             await cut.prepare(request)
             await cut.write(answer.body[: len(answer.body) // 2])
             assert request.transport is not None

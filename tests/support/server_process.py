@@ -50,7 +50,11 @@ class ServerProcess:
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            self._command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_FLAGS}, stdout=self._log, stderr=self._log
+            self._command,
+            cwd=ROOT,
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_FLAGS},
+            stdout=self._log,
+            stderr=self._log,
         )
 
     def wait(self) -> ServerProcess:

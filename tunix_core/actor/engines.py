@@ -19,6 +19,7 @@ from tunix_core.config import RunConfig
 from tunix_core.pretrained.exporting import export_version
 from tunix_core.pretrained.loading import PolicyLoader
 from tunix_core.storage.policies import PolicyStore
+from tunix_core.tokenizer import Tokenizer
 
 
 class WeightLoader(Protocol):
@@ -87,13 +88,7 @@ def weight_loader(policies: PolicyStore, config: RunConfig, process: str) -> Wei
 
 
 def make_engine(
-    config: RunConfig,
-    weights: Any,
-    version: int,
-    *,
-    end_of_turn: int,
-    process: str,
-    log: Callable[[str], None],
+    config: RunConfig, weights: Any, version: int, tokenizer: Tokenizer, *, process: str, log: Callable[[str], None]
 ) -> PolicyEngine:
     """The engine of an actor.
 
@@ -102,7 +97,9 @@ def make_engine(
         process: name of the actor, `actor-<group>-<replica>`: it says which servers are its own.
     """
     if config.engine.kind == "jax":
-        return Engine(config.model, config.actor, weights, version, end_of_turn=end_of_turn)
+        return Engine(
+            config.model, config.actor, weights, version, end_of_turn=tokenizer.end_of_turn, decode=tokenizer.decode
+        )
     return OpenAIEngine(
         config.engine,
         own_urls(config, process),
@@ -110,7 +107,8 @@ def make_engine(
         weights,
         vocab_size=config.model.vocab_size,
         temperature=config.algorithm.temperature,
-        end_of_turn=end_of_turn,
+        end_of_turn=tokenizer.end_of_turn,
+        decode=tokenizer.decode,
         name=process,
         log=log,
     )

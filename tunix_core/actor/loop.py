@@ -6,6 +6,7 @@ outcomes, swap weights, rotate shards. Everything slow happens on the threads in
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable

@@ -33,7 +33,8 @@ class Sampling(NamedTuple):
     max_tokens: int
     temperature: float
     seed: int
-    end_of_turn: int
+    stop_ids: tuple[int, ...]
+    """Each ends the message, as its last token."""
 
 
 class Generation(NamedTuple):
@@ -118,7 +119,7 @@ class VllmDialect:
             "max_tokens": how.max_tokens,
             "temperature": how.temperature,
             "seed": how.seed,
-            "stop_token_ids": [how.end_of_turn],
+            "stop_token_ids": list(how.stop_ids),
             "ignore_eos": True,
             "include_stop_str_in_output": True,
             "return_token_ids": True,
@@ -141,7 +142,7 @@ class VllmDialect:
         return Generation(tokens, logprobs, choice.get("finish_reason") == "abort", None)
 
     def probe(self, model: str, ids: Sequence[int], temperature: float) -> Call:
-        how = Sampling(max_tokens=1, temperature=temperature, seed=0, end_of_turn=0)
+        how = Sampling(max_tokens=1, temperature=temperature, seed=0, stop_ids=())
         return Call("POST", "/v1/completions", self._body(model, ids, how, logprobs=NUM_TOP, prompt_logprobs=0))
 
     def probed(self, answer: Any) -> Probe:
@@ -201,7 +202,7 @@ class SglangDialect:
                 "max_new_tokens": how.max_tokens,
                 "temperature": how.temperature,
                 "sampling_seed": how.seed,
-                "stop_token_ids": [how.end_of_turn],
+                "stop_token_ids": list(how.stop_ids),
                 "ignore_eos": True,
                 "no_stop_trim": True,
                 "skip_special_tokens": False,
@@ -228,7 +229,7 @@ class SglangDialect:
 
     def probe(self, model: str, ids: Sequence[int], temperature: float) -> Call:
         del model
-        how = Sampling(max_tokens=1, temperature=temperature, seed=0, end_of_turn=0)
+        how = Sampling(max_tokens=1, temperature=temperature, seed=0, stop_ids=())
         return Call("POST", "/generate", self._body(ids, how, logprob_start_len=0, top_logprobs_num=NUM_TOP))
 
     def probed(self, answer: Any) -> Probe:
@@ -274,8 +275,8 @@ def checked(generation: Generation, how: Sampling, vocab_size: int) -> Generatio
     for token in tokens:
         if type(token) is not int or not 0 <= token < vocab_size:
             raise MalformedAnswer(f"token {token!r}, accepted 0 to {vocab_size - 1}")
-    if how.end_of_turn in tokens[:-1]:
-        raise MalformedAnswer("tokens behind the end of the turn")
+    if set(how.stop_ids) & set(tokens[:-1]):
+        raise MalformedAnswer("tokens behind a stop id")
     for logprob in logprobs:
         if _number(logprob) > 1e-3:
             raise MalformedAnswer(f"log probability {logprob!r}, accepted none above 0")

@@ -29,10 +29,12 @@ import numpy as np
 from tunix_core.actor.openai_client import Client, Overloaded, Trouble, Unreachable, pause_seconds
 from tunix_core.actor.openai_dialects import DIALECTS, MalformedAnswer, Sampling
 from tunix_core.actor.openai_server import Needs, ServedWeights, Server
-from tunix_core.actor.policy_engine import EngineCounters, Request, Transcripts, TurnEnd
+from tunix_core.actor.policy_engine import NO_VERSION, EngineCounters, Request, Transcripts, TurnEnd, TurnReason
+from tunix_core.actor.stopping import Decode, StopScanner
 from tunix_core.config import ActorConfig
 from tunix_core.engine_config import EngineConfig
 from tunix_core.errors import ConfigError, EngineUnavailable
+from tunix_core.validation import require
 
 ADVANCE_SECONDS = 0.05
 """Longest wait for a turn to end: the actor looks after other things meanwhile."""
@@ -50,6 +52,7 @@ class OpenAIEngine:
         vocab_size: of the policy; a token outside is no token.
         temperature: of the run, at which servers are checked.
         end_of_turn: the id with which the policy ends a turn.
+        decode: ids to text, where stop strings are to be seen. Only looks: what is stored are the ids.
         name: of the process, in alarms.
         log: takes a line for a person.
     """
@@ -64,6 +67,7 @@ class OpenAIEngine:
         vocab_size: int,
         temperature: float,
         end_of_turn: int,
+        decode: Decode | None = None,
         name: str = "engine",
         log: Callable[[str], None] = lambda _line: None,
     ) -> None:
@@ -77,6 +81,8 @@ class OpenAIEngine:
         self._urls = [url.rstrip("/") for url in urls]
         self._actor = actor
         self._end_of_turn = end_of_turn
+        self._stop_ids = (end_of_turn, *actor.stop_ids)
+        self._decode = decode
         self._vocab_size = vocab_size
         self._name = name
         self._log = log
@@ -115,6 +121,25 @@ class OpenAIEngine:
         return bool(self._turns or self._ended)
 
     def acquire(self, request: Request) -> int:
+        """See `PolicyEngine`.
+
+        Raises:
+            ConfigError: sampling that is no training's, or stop strings that it cannot see.
+        """
+        require(
+            not (request.greedy or request.truncated),
+            "request",
+            "greedy, top_k, top_p or min_p",
+            "temperature alone",
+            "Servers generate for training; evaluation decodes in its own process.",
+        )
+        require(
+            not request.stop_strings or self._decode is not None,
+            "request.stop_strings",
+            request.stop_strings,
+            "none without a tokenizer",
+            "Make the engine with `decode`.",
+        )
         slot = int(np.argmax(self._state == FREE))
         assert self._state[slot] == FREE, "acquire without a free slot"
         self._state[slot] = PARKED
@@ -133,15 +158,21 @@ class OpenAIEngine:
     def room(self, slot: int) -> int:
         return self.context_tokens - int(self.transcripts.lengths[slot]) - 1
 
-    def begin_turn(self, slot: int, ids: list[int]) -> None:
+    def begin_turn(self, slot: int, ids: list[int], max_tokens: int | None = None) -> None:
         assert self._state[slot] == PARKED, "begin_turn on a slot that is not parked"
         assert 0 < len(ids) <= self.room(slot), "begin_turn without room"
-        start = int(self.transcripts.lengths[slot])
-        self.transcripts.tokens[slot, start : start + len(ids)] = ids
-        self.transcripts.lengths[slot] = start + len(ids)
+        limit = self._actor.max_turn_tokens
+        if max_tokens is not None:
+            require(max_tokens >= 1, "max_tokens", max_tokens, "at least 1", "A turn has at least one token.")
+            limit = min(limit, max_tokens)
+        before = int(self.transcripts.lengths[slot])
+        start = before + len(ids)
+        self.transcripts.tokens[slot, before:start] = ids
+        self.transcripts.lengths[slot] = start
         self._state[slot] = SPEAKING
         self._ensure_running()
-        turn = asyncio.get_running_loop().create_task(self._turn(slot, start + len(ids)))
+        limit = min(start + limit, self.context_tokens)
+        turn = asyncio.get_running_loop().create_task(self._turn(slot, start, limit))
         self._turns[slot] = turn
         turn.add_done_callback(lambda task: self._turn_done(slot, task))
 
@@ -304,19 +335,20 @@ class OpenAIEngine:
         if self._session is not None:
             await self._session.close()
 
-    async def _turn(self, slot: int, start: int) -> None:
+    async def _turn(self, slot: int, start: int, limit: int) -> None:
         """From the prompt's end to the end of the turn, over as many requests as it takes."""
-        limit = min(start + self._actor.max_turn_tokens, self.context_tokens)
+        request = self._requests[slot]
+        assert request is not None
+        strings = (*self._actor.stop_strings, *request.stop_strings)
+        scanner = StopScanner(self._decode, strings) if strings and self._decode else None
+        reason: TurnReason = ""
         failure = ""
         failures = 0
-        while not failure:
-            at = int(self.transcripts.lengths[slot])
-            if at == limit or (at > start and self.transcripts.tokens[slot, at - 1] == self._end_of_turn):
-                break
+        while not (reason or failure):
             server = await self._server_for(slot)
             try:
-                if not await self._request(server, slot, at, limit):
-                    failures += 1  # aborted before its first token: by us, or by whoever else can
+                reason, num_tokens = await self._request(server, slot, request, limit, scanner)
+                failures += num_tokens == 0  # aborted before its first token: by us, or by whoever else can
             except MalformedAnswer as error:
                 failure = self._failed("engine_malformed_answer", f"{server.url}: {error}")
             except Trouble as trouble:
@@ -325,43 +357,58 @@ class OpenAIEngine:
                     failure = self._failed(trouble.kind, str(trouble))
                 else:
                     await self._await_retry(server, trouble, failures)
-            if failures > self._config.max_retries and not failure:
+            if failures > self._config.max_retries and not (reason or failure):
                 failure = self._failed("engine_aborted", f"{server.url}: {failures} times")
         if failure:
             self.transcripts.lengths[slot] = start
-            for array, empty in ((self.transcripts.loss_mask, 0), (self.transcripts.logprobs, 0)):
-                array[slot, start:] = empty
-            self._end(TurnEnd(slot, start, start, False, failure))
-            return
+            self.transcripts.loss_mask[slot, start:] = False
+            self.transcripts.logprobs[slot, start:] = 0
+            self.transcripts.versions[slot, start:] = NO_VERSION
         end = int(self.transcripts.lengths[slot])
-        self._end(TurnEnd(slot, start, end, bool(self.transcripts.tokens[slot, end - 1] == self._end_of_turn)))
+        self._ended.append(TurnEnd(slot, start, end, reason == "end_of_turn", failure, reason))
+        self._wake.set()
 
-    async def _request(self, server: Server, slot: int, at: int, limit: int) -> int:
-        """Ask for what fits between `at` and `limit` and store it; returns the number of tokens."""
-        request = self._requests[slot]
-        assert request is not None
+    async def _request(
+        self, server: Server, slot: int, request: Request, limit: int, scanner: StopScanner | None
+    ) -> tuple[TurnReason, int]:
+        """Ask for what fits below `limit` and store it; why the turn is over, if it is, and the number of tokens drawn."""
+        transcripts, counters = self.transcripts, self.counters
+        at = int(transcripts.lengths[slot])
         how = Sampling(
             max_tokens=limit - at,
             temperature=request.temperature,
             seed=_seed(request.key, at),
-            end_of_turn=self._end_of_turn,
+            stop_ids=self._stop_ids,
         )
         started = time.perf_counter()
         self._count("requests")
-        ids = self.transcripts.tokens[slot, :at].tolist()
-        generation, version = await server.generate(ids, how)
-        end = at + len(generation.tokens)
-        self.transcripts.tokens[slot, at:end] = generation.tokens
-        self.transcripts.logprobs[slot, at:end] = generation.logprobs
-        self.transcripts.versions[slot, at:end] = version
-        self.transcripts.loss_mask[slot, at:end] = True
-        self.transcripts.lengths[slot] = end
-        counters = self.counters
+        generation, version = await server.generate(transcripts.tokens[slot, :at].tolist(), how)
+        drawn = len(generation.tokens)
+        kept = scanner.feed(generation.tokens) if scanner else None
+        end = at + (drawn if kept is None else kept)
+        transcripts.tokens[slot, at:end] = generation.tokens[: end - at]
+        transcripts.logprobs[slot, at:end] = generation.logprobs[: end - at]
+        transcripts.versions[slot, at:end] = version
+        transcripts.loss_mask[slot, at:end] = True
+        transcripts.lengths[slot] = end
         counters.policy_tokens += end - at
+        counters.discarded_tokens += at + drawn - end
         counters.prefill_tokens += at
         counters.decode_dispatches += 1
         counters.decode_seconds += time.perf_counter() - started
-        return end - at
+        return self._reason(slot, end, limit, drew=end > at, matched=kept is not None), drawn
+
+    def _reason(self, slot: int, end: int, limit: int, *, drew: bool, matched: bool) -> TurnReason:
+        last = int(self.transcripts.tokens[slot, end - 1]) if drew else None
+        if last == self._end_of_turn:
+            return "end_of_turn"
+        if matched:
+            return "stop_string"
+        if last in self._stop_ids:
+            return "stop_id"
+        if end < limit:
+            return ""  # aborted, or stopped by something that only the server knows of: it goes on from there
+        return "context" if end == self.context_tokens else "turn_limit"
 
     async def _await_retry(self, server: Server, trouble: Trouble, failures: int) -> None:
         self._count("retries")
@@ -383,10 +430,6 @@ class OpenAIEngine:
         if self.counters.of_kind["failed_requests"] in (1, 10, 100, 1000):
             self._log(f"request failed ({self.counters.of_kind['failed_requests']:.0f} so far): {detail[:500]}")
         return kind
-
-    def _end(self, end: TurnEnd) -> None:
-        self._ended.append(end)
-        self._wake.set()
 
     def _turn_done(self, slot: int, task: asyncio.Task[None]) -> None:
         if self._turns.get(slot) is task:

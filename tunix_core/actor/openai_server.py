@@ -300,7 +300,9 @@ class Server:
 
     async def _version(self) -> str:
         try:
-            return weight_version(await self._client.request(self._dialect.version(), self._config.request_timeout_seconds))
+            return weight_version(
+                await self._client.request(self._dialect.version(), self._config.request_timeout_seconds)
+            )
         except Refused as error:
             if error.status != 404:
                 raise

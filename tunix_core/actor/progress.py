@@ -9,7 +9,6 @@ from tunix_core.actor.groups import GroupBook
 from tunix_core.actor.policy_engine import PolicyEngine
 from tunix_core.actor.scheduler import Scheduler
 
-
 MAX_ALARMS = 5
 """Newest ones that the heartbeat repeats."""
 
@@ -99,6 +98,7 @@ def _troubles(figures: Mapping[str, Any]) -> list[str]:
         ("abandoned_calls", "calls abandoned"),
         ("failed_closes", "environments not closed"),
         ("store_errors", "store errors"),
+        ("num_alarms", "alarms"),
     ):
         found += [f"{figures[name]} {words}"] if figures[name] else []
     return found
