@@ -417,6 +417,9 @@ class ObservabilityConfig:
     the process removes at its end."""
     peak_flops_per_second: float = 0.0
     """Of all the learner's devices together; 0: measured at start with float32 matrix products."""
+    max_logprob_gap: float = 0.1
+    """Mean distance, in nats, between an actor's log probabilities and the learner's at equal version, above which there
+    is an alarm. Servers in bfloat16 are some hundredths away."""
 
     def __post_init__(self) -> None:
         kind = typing.get_args(typing.get_type_hints(type(self))["sinks"])[0]
@@ -437,6 +440,7 @@ class ObservabilityConfig:
             "an absolute path without '..', or nothing",
             "Write the whole path.",
         )
+        _require_range("observability.max_logprob_gap", self.max_logprob_gap, 1e-6)
         _require(
             math.isfinite(self.peak_flops_per_second) and self.peak_flops_per_second >= 0,
             "observability.peak_flops_per_second",

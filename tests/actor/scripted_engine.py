@@ -126,9 +126,6 @@ class ScriptedEngine:
         if not self._keeps_versions:
             self._versions = dict.fromkeys(self._versions, version)
 
-    async def start(self) -> None:
-        """Ready when it is made."""
-
     async def close(self) -> None:
         """Holds nothing."""
 

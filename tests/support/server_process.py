@@ -22,6 +22,9 @@ from tunix_core.processes import free_port
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 90.0
 
+FIRST_SEED = 9
+"""Of the weights that the session's server starts with: those of no version."""
+
 
 def export(folder: Path, seed: int) -> Path:
     """The weights of `tests.actor.support` as a Hugging Face folder."""
