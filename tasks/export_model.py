@@ -17,26 +17,20 @@ from tunix_core.storage.policies import PolicyStore
 
 
 def _export(task: Task) -> None:
-    from tunix_core.models import huggingface
-    from tunix_core.models.parameters import flatten_parameters
-    from tunix_core.pretrained.exporting import export_model
-    from tunix_core.pretrained.loading import PolicyLoader, open_pretrained
+    from tunix_core.pretrained.exporting import export_version
+    from tunix_core.pretrained.loading import PolicyLoader
 
     arguments, model = task.arguments, task.config.model
     if arguments.max_shard_bytes < 1:
         raise ConfigError("--max-shard-bytes", arguments.max_shard_bytes, "at least 1", "Leave it out for 5 GiB.")
     policies = PolicyStore(task.store)
     version = choose_version(policies, arguments.version)
-    params = PolicyLoader(policies, model).load(version)
-    folder = open_pretrained(model)
-    names = export_model(
+    names = export_version(
         arguments.to,
+        PolicyLoader(policies, model),
         model,
-        flatten_parameters(params),
-        hf_config=folder.hf_config()
-        if folder
-        else huggingface.hf_config(model, context_tokens=task.config.actor.context_tokens),
-        texts=folder.texts() if folder else {},
+        version,
+        context_tokens=task.config.actor.context_tokens,
         dtype=arguments.dtype,
         max_shard_bytes=arguments.max_shard_bytes,
     )

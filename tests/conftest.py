@@ -6,12 +6,16 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import pytest
 
 from tests.support.airflow_service import ScriptedAirflow, scripted_airflow
 from tests.support.quick_compiler import QUICK_FLAGS
+
+if TYPE_CHECKING:
+    from tests.support.server_process import ServerProcess
 
 
 def _compile_quickly() -> None:
@@ -46,3 +50,24 @@ def pytest_configure(config: pytest.Config) -> None:
 def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedAirflow]:
     """One real Airflow for the whole session; starts when the first test asks for it."""
     yield from scripted_airflow(tmp_path_factory.mktemp("airflow"))
+
+
+@pytest.fixture(scope="session")
+def _policy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    from tests.support.server_process import FIRST_SEED, ServerProcess, export
+
+    server = ServerProcess(export(tmp_path_factory.mktemp("served") / "first", FIRST_SEED))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def policy_server(_policy_server: ServerProcess) -> ServerProcess:
+    """vLLM's and SGLang's API over our decoder, one process for the session; serving, without faults."""
+    return _policy_server.wait()
+
+
+@pytest.fixture(scope="session")
+def served_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where folders of weights lie, each written once."""
+    return tmp_path_factory.mktemp("weights")

@@ -23,6 +23,7 @@ BASE = {
     "algorithm_config",
     "model_config",
     "mesh_config",
+    "engine_config",
     "config_loading",
     "environment_config",
     "validation",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from tunix_core.algorithm_config import AlgorithmConfig
+from tunix_core.engine_config import EngineConfig
 from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.mesh_config import MeshConfig
 from tunix_core.model_config import ModelConfig
@@ -416,6 +417,9 @@ class ObservabilityConfig:
     the process removes at its end."""
     peak_flops_per_second: float = 0.0
     """Of all the learner's devices together; 0: measured at start with float32 matrix products."""
+    max_logprob_gap: float = 0.1
+    """Mean distance, in nats, between an actor's log probabilities and the learner's at equal version, above which there
+    is an alarm. Servers in bfloat16 are some hundredths away."""
 
     def __post_init__(self) -> None:
         kind = typing.get_args(typing.get_type_hints(type(self))["sinks"])[0]
@@ -436,6 +440,7 @@ class ObservabilityConfig:
             "an absolute path without '..', or nothing",
             "Write the whole path.",
         )
+        _require_range("observability.max_logprob_gap", self.max_logprob_gap, 1e-6)
         _require(
             math.isfinite(self.peak_flops_per_second) and self.peak_flops_per_second >= 0,
             "observability.peak_flops_per_second",
@@ -467,6 +472,7 @@ class RunConfig:
     learner: LearnerConfig = LearnerConfig()
     staleness: StalenessConfig = StalenessConfig()
     actor: ActorConfig = ActorConfig()
+    engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
     sync: SyncConfig = SyncConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -530,6 +536,21 @@ class RunConfig:
             self.actor.min_actors,
             f"1 to {self.actor.num_groups * self.actor.replicas} (num_groups * replicas)",
             "Lower it or enlarge the pool.",
+        )
+        num_actors = self.actor.num_groups * self.actor.replicas
+        _require(
+            self.engine.kind == "jax" or len(self.engine.base_urls) >= num_actors,
+            "engine.base_urls",
+            list(self.engine.base_urls),
+            f"at least {num_actors}, one for each actor (actor.num_groups * actor.replicas)",
+            "An actor alone changes the weights of its servers: name more servers or start fewer actors.",
+        )
+        _require(
+            self.engine.kind == "jax" or self.actor.swap_policy in ("turn", "immediate"),
+            "actor.swap_policy",
+            self.actor.swap_policy,
+            "turn, immediate with engine.kind = openai",
+            "A server holds one version of the weights.",
         )
         _require(
             self.algorithm.group_size <= self.actor.num_slots,

@@ -12,6 +12,7 @@ EXIT_SUCCESS = 0
 EXIT_UNEXPECTED = 1
 EXIT_CONFIG = 64
 EXIT_DATA = 65
+EXIT_ENGINE = 69
 EXIT_FENCED = 70
 EXIT_STORE = 74
 EXIT_DIVERGED = 76
@@ -106,6 +107,13 @@ class PeerLost(TunixError):
 
     retryable = True
     exit_code = EXIT_PEER_LOST
+
+
+class EngineUnavailable(TunixError):
+    """No server that generates has answered for longer than the configuration allows."""
+
+    retryable = True
+    exit_code = EXIT_ENGINE
 
 
 class EnvironmentFailure(TunixError):

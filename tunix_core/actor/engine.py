@@ -164,6 +164,9 @@ class Engine:
         for version in [v for v in self._resident if v != self.version and v not in kept]:
             del self._resident[version]
 
+    async def start(self) -> None:
+        """Compiled and loaded when it is made."""
+
     async def close(self) -> None:
         """Holds nothing but memory."""
 

@@ -6,6 +6,7 @@ outcomes, swap weights, rotate shards. Everything slow happens on the threads in
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -13,8 +14,7 @@ from typing import Any
 
 from tunix_core.actor import progress
 from tunix_core.actor.calls import Calls, run_loop
-from tunix_core.actor.dispatch import device_parameters
-from tunix_core.actor.engine import Engine
+from tunix_core.actor.engines import make_engine, weight_loader
 from tunix_core.actor.episodes import EpisodeFailed, EpisodeSpec, Identity, Outcome, limits_of
 from tunix_core.actor.groups import Group, GroupBook, Outgoing
 from tunix_core.actor.policy_engine import PolicyEngine
@@ -25,7 +25,7 @@ from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.environments import make_environment
 from tunix_core.errors import EnvironmentFailure, Interrupted
 from tunix_core.metrics import MetricRecorder
-from tunix_core.pretrained.loading import PolicyLoader, load_tokenizer
+from tunix_core.pretrained.loading import load_tokenizer
 from tunix_core.storage.control import read_stop
 from tunix_core.storage.metrics_files import MetricFiles
 from tunix_core.storage.policies import PolicyStore
@@ -52,12 +52,6 @@ MakeEngine = Callable[[RunConfig, Any, int, Tokenizer], PolicyEngine]
 """Makes the engine from weights, their version and the tokenizer."""
 
 
-def _decoding_engine(config: RunConfig, weights: Any, version: int, tokenizer: Tokenizer) -> PolicyEngine:
-    return Engine(
-        config.model, config.actor, weights, version, end_of_turn=tokenizer.end_of_turn, decode=tokenizer.decode
-    )
-
-
 def abandonable_calls(config: RunConfig) -> Calls:
     """For as many sessions as the actor has slots, each with a thread or two, and for what is abandoned."""
     return Calls(2 * config.actor.num_slots + config.actor.max_abandoned_calls)
@@ -78,7 +72,7 @@ class Actor:
         log: takes a line for a person.
         environments: makes a session's environment from a seed for its latency and faults; by
             default the one that the configuration names.
-        make_engine: by default the one that decodes here.
+        make_engine: by default the configured one.
     """
 
     def __init__(
@@ -91,7 +85,7 @@ class Actor:
         interrupted: threading.Event,
         log: Callable[[str], None],
         environments: MakeEnvironment | None = None,
-        make_engine: MakeEngine = _decoding_engine,
+        make_engine: MakeEngine | None = None,
     ) -> None:
         self._store = store
         self._config = config
@@ -100,7 +94,7 @@ class Actor:
         self._interrupted = interrupted
         self._log = log
         self._environments = environments or (lambda seed: make_environment(config.environment, weather_seed=seed))
-        self._make_engine = make_engine
+        self._make_engine = make_engine or self._configured_engine
         self._compilations = CompilationCounter()
         self._calls = abandonable_calls(config)
         self._book = GroupBook(
@@ -134,7 +128,7 @@ class Actor:
         version = self._first_version(policies)
         if version is None:
             return
-        loader = PolicyLoader(policies, self._config.model, device_parameters)
+        loader = weight_loader(policies, self._config, self._process)
         tokenizer = load_tokenizer(self._config.model)
         limits = limits_of(self._config, tokenizer)
         self._engine = self._make_engine(self._config, loader.load(version), version, tokenizer)
@@ -185,6 +179,9 @@ class Actor:
         self._log(progress.last_line(self.progress(), self._why_over))
         self._raise_unless_stopped()
 
+    def _configured_engine(self, config: RunConfig, weights: Any, version: int, tokenizer: Tokenizer) -> PolicyEngine:
+        return make_engine(config, weights, version, tokenizer, process=self._process, log=self._log)
+
     def _raise_unless_stopped(self) -> None:
         if self._poller.stop_requested:
             return
@@ -217,7 +214,27 @@ class Actor:
             return "too many abandoned calls"
         return ""
 
+    async def _started(self) -> bool:
+        """Wait for the engine; False when it is over before that."""
+        start = asyncio.ensure_future(self._engine.start())
+        while not start.done():
+            self._poller.worker.check()
+            if self._why_over:
+                start.cancel()
+            await asyncio.wait([start], timeout=IDLE_SECONDS)
+        if start.cancelled():
+            return False
+        await start
+        return True
+
     async def _play(self) -> None:
+        try:
+            if await self._started():
+                await self._generate()
+        finally:
+            await self._engine.close()
+
+    async def _generate(self) -> None:
         scheduler = self._scheduler
         while not self._why_over:
             self._swap()
@@ -230,7 +247,6 @@ class Actor:
         await scheduler.cancel()
         while groups := self._outgoing.take_rest():
             self._delivery.send(groups)
-        await self._engine.close()
 
     async def _step(self, max_wait_seconds: float) -> None:
         self._delivery.worker.check()

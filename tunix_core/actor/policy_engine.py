@@ -101,6 +101,10 @@ class EngineCounters:
         """… and how many of them were drawn and kept."""
         self.extend_seconds = 0.0
         self.decode_seconds = 0.0
+        self.of_kind: dict[str, float] = {}
+        """Figures that only this kind of engine has, by metric name."""
+        self.alarms: list[str] = []
+        """Lines that a person must see, oldest first."""
 
 
 class Transcripts:
@@ -134,6 +138,10 @@ class PolicyEngine(Protocol):
     version: int
     """Version that turns start with."""
     counters: EngineCounters
+
+    async def start(self) -> None:
+        """Returns once turns can be generated, within the loop that owns it, or raises why not."""
+        ...
 
     @property
     def num_free(self) -> int: ...

@@ -9,6 +9,9 @@ from tunix_core.actor.groups import GroupBook
 from tunix_core.actor.policy_engine import PolicyEngine
 from tunix_core.actor.scheduler import Scheduler
 
+MAX_ALARMS = 5
+"""Newest ones that the heartbeat repeats."""
+
 
 def engine_figures(engine: PolicyEngine) -> dict[str, Any]:
     """Counts are since the start of the process."""
@@ -25,6 +28,9 @@ def engine_figures(engine: PolicyEngine) -> dict[str, Any]:
         "decode_occupancy": counters.decode_live_rows / max(1, counters.decode_rows),
         "slots_free": engine.num_free,
         "slots_waiting_for_tools": engine.num_parked,
+        **{f"engine_{name}": value for name, value in counters.of_kind.items()},
+        "num_alarms": len(counters.alarms),
+        "alarms": counters.alarms[-MAX_ALARMS:],
     }
 
 
@@ -92,6 +98,7 @@ def _troubles(figures: Mapping[str, Any]) -> list[str]:
         ("abandoned_calls", "calls abandoned"),
         ("failed_closes", "environments not closed"),
         ("store_errors", "store errors"),
+        ("num_alarms", "alarms"),
     ):
         found += [f"{figures[name]} {words}"] if figures[name] else []
     return found

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tunix_core.actor.dispatch import Params
+from tunix_core.actor.engines import WeightLoader
 from tunix_core.actor.groups import Group
 from tunix_core.config import RunConfig
 from tunix_core.errors import ObjectMissing, StoreError
-from tunix_core.pretrained.loading import PolicyLoader
 from tunix_core.rl.pacing import share
 from tunix_core.storage.control import LearnerSignal, read_learner_signal, read_stop, write_heartbeat
 from tunix_core.storage.metrics_files import MetricFiles
@@ -65,7 +64,7 @@ class Poller:
         self,
         store: ObjectStore,
         config: RunConfig,
-        loader: PolicyLoader,
+        loader: WeightLoader,
         *,
         process: str,
         incarnation: str,
@@ -91,7 +90,7 @@ class Poller:
         self._finished: queue.SimpleQueue[TaskBlock] = queue.SimpleQueue()
         self._loaded_version = version
         self.blocks: queue.SimpleQueue[TaskBlock] = queue.SimpleQueue()
-        self._weights: tuple[Params, int] | None = None
+        self._weights: tuple[Any, int] | None = None
         self._weights_lock = threading.Lock()
         self.admission = Admission()
         self.learner_state = "absent"
@@ -107,7 +106,7 @@ class Poller:
         """Whether a newer version is loaded."""
         return self._weights is not None
 
-    def take_weights(self) -> tuple[Params, int]:
+    def take_weights(self) -> tuple[Any, int]:
         """The newest version loaded and not taken yet; older ones are skipped."""
         with self._weights_lock:
             assert self._weights is not None, "take_weights without has_weights"
@@ -149,11 +148,11 @@ class Poller:
         current = self._policies.current()
         if current is not None and current.version > self._loaded_version:
             try:
-                params = self._loader.load(current.version)
+                weights = self._loader.load(current.version)
             except ObjectMissing:
                 return  # retired between pointer and read: the pointer has moved on
             with self._weights_lock:
-                self._weights = (params, current.version)
+                self._weights = (weights, current.version)
             self._loaded_version = current.version
 
 

@@ -12,6 +12,7 @@ run's can need more than that; then `fit_groups` says how many whole groups fit,
 from __future__ import annotations
 
 import bisect
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -92,6 +93,15 @@ def fit_groups(group_lengths: Sequence[np.ndarray], window_tokens: int, max_wind
     return 0
 
 
+NUM_SAMPLERS = 8
+"""Actors are told apart by a number from 1 to this; see `sampler_number`."""
+
+
+def sampler_number(actor_id: str) -> int:
+    """Of an actor, the same on all hosts without talking; two may share one."""
+    return zlib.crc32(actor_id.encode()) % NUM_SAMPLERS + 1
+
+
 class PackedArrays(NamedTuple):
     """What a train step reads, for N windows of W tokens; entry t describes token t itself."""
 
@@ -102,7 +112,9 @@ class PackedArrays(NamedTuple):
     behavior_logprobs: np.ndarray  # float32 [N, W]
     advantages: np.ndarray  # float32 [N, W]
     temperature: np.ndarray  # float32 [N, W]
-    equal_version: np.ndarray  # bool [N, W] policy tokens sampled with the very weights that the step starts from
+    equal_version: np.ndarray
+    """uint8 [N, W]: the number of the actor whose policy token was sampled with the very weights that the step starts from;
+    0 of all others."""
     rewards: np.ndarray | None = None  # float32 [N, W], where a value head learns from them
 
 
@@ -128,7 +140,8 @@ def pack(
         tokens, loss_mask, behavior_logprobs: [sum of lengths], the trajectories one after another.
         advantages: [N], or [sum of lengths] where they differ within a trajectory.
         temperature: [N].
-        equal_version: bool [N], trajectories whose every policy token has the clock's own version; None: not known of any.
+        equal_version: uint8 [N], not 0 for trajectories whose every policy token has the clock's own version; None: not
+            known of any.
         rewards: [sum of lengths], or None.
         num_windows: of the arrays, at least `layout.num_windows`.
         window_tokens: W.
@@ -170,7 +183,7 @@ def pack(
     positions -= spread(first, np.int32)
     mask = gather(loss_mask, np.bool_)
     mask[first] = False
-    same = np.zeros(len(lengths), np.bool_) if equal_version is None else equal_version
+    same = np.zeros(len(lengths), np.uint8) if equal_version is None else equal_version
     flat = PackedArrays(
         tokens=gather(tokens, np.int32),
         positions=blank(positions),
@@ -180,7 +193,7 @@ def pack(
         # Of as many tokens as trajectories, each trajectory has one: both readings agree.
         advantages=(gather if len(advantages) == len(tokens) else spread)(advantages, np.float32),
         temperature=spread(temperature, np.float32, 1.0),
-        equal_version=mask & spread(same, np.bool_),
+        equal_version=mask * spread(same, np.uint8),
         rewards=None if rewards is None else gather(rewards, np.float32),
     )
     shape = num_windows, window_tokens

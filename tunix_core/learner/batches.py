@@ -16,10 +16,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tunix_core import paths
 from tunix_core.config import RunConfig
 from tunix_core.data.buffer import FetchRows, group_state
 from tunix_core.data.groups import Group, trajectory_staleness
-from tunix_core.data.packing import Layout, PackedArrays, WindowSize, best_fit, pack, size_for, window_sizes
+from tunix_core.data.packing import (
+    Layout,
+    PackedArrays,
+    WindowSize,
+    best_fit,
+    pack,
+    sampler_number,
+    size_for,
+    window_sizes,
+)
 from tunix_core.distributed.hosts import Share, whole_share
 from tunix_core.errors import ConfigError, CorruptObject
 from tunix_core.learner.credit import batch_advantages, episode_advantages, token_rewards
@@ -185,7 +195,8 @@ def build(
         behavior_logprobs=of_tokens("behavior_logprobs", np.float32),
         advantages=chosen(advantages, mine if len(advantages) == len(mine) else tokens),
         temperature=of_rows("temperature", np.float32),
-        equal_version=(of_rows("version_min", np.int64) == clock) & (of_rows("version_max", np.int64) == clock),
+        equal_version=_samplers(groups, chosen)
+        * ((of_rows("version_min", np.int64) == clock) & (of_rows("version_max", np.int64) == clock)),
         rewards=None if rewards is None else chosen(rewards, tokens),
         num_windows=share.num_own(num_windows),
         window_tokens=window_tokens,
@@ -208,6 +219,12 @@ def build(
         config=config,
         statistics=statistics,
     )
+
+
+def _samplers(groups: Sequence[Group], chosen: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """uint8, per trajectory: see `sampler_number`."""
+    numbers = [sampler_number(paths.parse_shard(group.rows.shard).actor_id) for group in groups]
+    return chosen(np.repeat(np.array(numbers, np.uint8), [len(group.rows.index) for group in groups]))
 
 
 def _joined(groups: Sequence[Group], name: str, dtype: type) -> np.ndarray:

@@ -18,11 +18,15 @@ import jax
 import jax.numpy as jnp
 
 from tunix_core.config import AlgorithmConfig, ModelConfig, PreferencesConfig
+from tunix_core.data.packing import NUM_SAMPLERS
 from tunix_core.distributed.parallel import ALONE, Parallel
 from tunix_core.learner import value_head
 from tunix_core.models.decoder import embed, run_blocks, token_logprobs
 from tunix_core.models.parameters import Params, adapted, final_norm
 from tunix_core.rl import aggregation, corrections, diagnostics, kl, losses, preferences, returns
+
+SAMPLER_GAP, SAMPLER_TOKENS = "sampler_gap_", "sampler_tokens_"
+"""Beginnings of the names of figures that each number of an actor has."""
 
 Array = Any
 """On the host, on the device, or abstract."""
@@ -38,7 +42,8 @@ class Batch(NamedTuple):
     behavior_logprobs: Array  # float32 [N, W]
     advantages: Array  # float32 [N, W]
     temperature: Array  # float32 [N, W]
-    equal_version: Array  # bool [N, W], policy tokens sampled with the very weights that the step starts from
+    equal_version: Array
+    """uint8 [N, W]: not 0 for policy tokens sampled with the very weights that the step starts from, by the actor of that number."""
     rewards: Array | None = None  # float32 [N, W], with a value head: at the last policy token of each turn
 
 
@@ -280,11 +285,11 @@ def policy_objective(model: ModelConfig, algorithm: AlgorithmConfig) -> Objectiv
 
 
 def _token_sums(
-    algorithm: AlgorithmConfig, at: _Tokens, loss: jax.Array, clipped: jax.Array, entropy: jax.Array, same: jax.Array
+    algorithm: AlgorithmConfig, at: _Tokens, loss: jax.Array, clipped: jax.Array, entropy: jax.Array, sampler: jax.Array
 ) -> Sums:
     """
     Args:
-        same: bool `[M, W]`, the policy tokens whose version the step starts from.
+        sampler: uint8 `[M, W]`, not 0 for the policy tokens whose version the step starts from.
     """
     at, loss, entropy = jax.lax.stop_gradient((at, loss, entropy))
     off_policy = diagnostics.moments(
@@ -292,7 +297,14 @@ def _token_sums(
     )
     # Across versions the gap is the policy's own progress; within one it is what sampler and learner compute apart.
     gap = jnp.abs(at.proximal - at.behavior)
+    same = sampler > 0
+    of_samplers = {}
+    for number in range(1, NUM_SAMPLERS + 1):
+        own = sampler == number
+        of_samplers[f"{SAMPLER_GAP}{number}"] = aggregation.masked_sum(gap, own)
+        of_samplers[f"{SAMPLER_TOKENS}{number}"] = own.sum(dtype=jnp.float32)
     return {
+        **of_samplers,
         **off_policy._asdict(),
         "policy_loss": aggregation.masked_sum(loss, at.mask),
         "kl_reference": aggregation.masked_sum(kl.k3(at.logprobs, at.reference), at.mask),
@@ -367,6 +379,10 @@ def finalize(sums: Sums) -> Sums:
         num_same = sums.pop("equal_version_tokens")
         gap = sums.pop("equal_version_gap") / jnp.maximum(num_same, 1)
         figures |= {"equal_version_tokens": num_same, "logprob_gap_equal_version": gap}
+        for number in range(1, NUM_SAMPLERS + 1):
+            num_own = sums.pop(f"{SAMPLER_TOKENS}{number}")
+            figures[f"{SAMPLER_TOKENS}{number}"] = num_own
+            figures[f"{SAMPLER_GAP}{number}"] = sums.pop(f"{SAMPLER_GAP}{number}") / jnp.maximum(num_own, 1)
     divisor = jnp.maximum(num_tokens, 1)
     means = {name: value if name.startswith("max_") else value / divisor for name, value in sums.items()}
     if "return_square" in means:

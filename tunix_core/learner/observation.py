@@ -11,6 +11,7 @@ from tunix_core.data.ledger import Ledger
 from tunix_core.distributed.compilation import CompilationCounter
 from tunix_core.distributed.peak import measure_peak_flops
 from tunix_core.learner.batches import HostBatch
+from tunix_core.learner.gap_watch import GapWatch
 from tunix_core.learner.profiling import StepProfiler
 from tunix_core.learner.reporting import batch_flops, step_row
 from tunix_core.learner.step_time import StepTimer, StepTimes
@@ -59,6 +60,7 @@ class Observer:
         self._last_row: Mapping[str, Any] = {}
         self._last_times = StepTimes()
         self._files = MetricFiles(store, self._recorder, incarnation=incarnation)
+        self._gaps = GapWatch(config.observability.max_logprob_gap, log)
         self.profiler = StepProfiler(store, incarnation=incarnation, log=log)
         self.timer = StepTimer()
 
@@ -75,7 +77,7 @@ class Observer:
         """The row of a step, first-use or executed again: into the metrics and to the sinks."""
         row = step_row(
             host,
-            values,
+            self._gaps.look(host, values),
             clock=clock,
             bound=self._config.staleness.max_staleness,
         )
@@ -104,6 +106,7 @@ class Observer:
         return {
             **{name: self._last_row[name] for name in _SHOWN if name in self._last_row},
             **self._rates(busy),
+            **self._gaps.figures(),
             "step_times": self._last_times.columns(),
             "profile": self.profiler.current,
             "num_profile_failures": self.profiler.num_failures,

@@ -12,7 +12,9 @@ import numpy as np
 from tunix_core.errors import ConfigError
 from tunix_core.model_config import ModelConfig
 from tunix_core.models import huggingface
+from tunix_core.models.parameters import flatten_parameters
 from tunix_core.pretrained.importing import INDEX
+from tunix_core.pretrained.loading import PolicyLoader, open_pretrained
 from tunix_core.storage import multifile
 from tunix_core.storage.multifile import CONFIG
 
@@ -62,6 +64,33 @@ def export_model(
         (folder / name).write_text(text)
         names.append(name)
     return names
+
+
+def export_version(
+    folder: Path,
+    loader: PolicyLoader,
+    model: ModelConfig,
+    version: int,
+    *,
+    context_tokens: int,
+    dtype: ExportDtype = "float32",
+    max_shard_bytes: int = 5 * 2**30,
+) -> list[str]:
+    """A published policy version as `export_model` writes it, with configuration and tokenizer of the run's model.
+
+    Args:
+        context_tokens: what config.json states where there is no pretrained model to take it from.
+    """
+    imported = open_pretrained(model)
+    return export_model(
+        folder,
+        model,
+        flatten_parameters(loader.load(version)),
+        hf_config=imported.hf_config() if imported else huggingface.hf_config(model, context_tokens=context_tokens),
+        texts=imported.texts() if imported else {},
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+    )
 
 
 def _rounded(tensor: np.ndarray, dtype: ExportDtype) -> np.ndarray:
