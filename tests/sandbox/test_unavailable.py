@@ -187,7 +187,7 @@ mkdir /mnt/python /mnt/project /mnt/packages
 mount --bind {python} /mnt/python
 mount --bind {project} /mnt/project
 mount --bind {packages} /mnt/packages
-exec setpriv --reuid=12345 --regid=12345 --clear-groups env -i PATH={path} PYTHONPATH=/mnt/project:/mnt/packages \
+exec setpriv --reuid=12345 --regid=12345 --clear-groups env -i PATH={path} LD_LIBRARY_PATH=/mnt/python/lib PYTHONPATH=/mnt/project:/mnt/packages \
  PYTHONDONTWRITEBYTECODE=1 /mnt/python/bin/{name} -c "$0"
 """
 
@@ -225,7 +225,7 @@ def test_an_ordinary_user_has_the_same_sandboxes() -> None:
         python=sys.base_prefix,
         project=ROOT,
         packages=packages,
-        name=Path(launch._host_python()).name,
+        name=Path(launch.host_python()).name,
         path="/usr/bin:/bin",
     )
     done = subprocess.run(

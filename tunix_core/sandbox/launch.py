@@ -59,7 +59,7 @@ class Interpreter(NamedTuple):
 @functools.cache
 def interpreter() -> Interpreter:
     """The one that runs this process, without its packages."""
-    executable = _host_python()
+    executable = host_python()
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_base": sys.base_prefix}
     library = os.path.realpath(sysconfig.get_path("stdlib", vars={**base, "installed_platbase": sys.base_exec_prefix}))
@@ -159,14 +159,15 @@ def launch_command(bubblewrap: Bubblewrap, *, uid: int | None, cgroup: str | Non
     settings = {"filter": seccomp.program(seccomp.architecture()).hex(), "control": control}
     command += ["--", python.executable, *_FLAGS, "-c", _START, json.dumps(settings)]
     outer = {"cgroup": cgroup, "uid": uid, "stage": stage, "command": command}
-    return [_host_python(), "-I", "-S", str(_INSIDE / "launcher.py"), json.dumps(outer)]
+    return [host_python(), "-I", "-S", str(_INSIDE / "launcher.py"), json.dumps(outer)]
 
 
 def _library(sources: dict[str, str]) -> str:
     return next(target for target in sources if target.startswith(f"/python/{sys.platlibdir}/python"))
 
 
-def _host_python() -> str:
+def host_python() -> str:
+    """The interpreter that runs this process, outside of any virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 

@@ -323,7 +323,9 @@ class SandboxPool:
         self._idle.clear()
         await asyncio.gather(*(self._end(slot) for slot in list(self._slots)))
         while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            tasks = list(self._tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._tasks.difference_update(tasks)  # where all were done already, their callbacks have not run yet
         if self._cgroups is not None:
             self._cgroups.remove()
 
