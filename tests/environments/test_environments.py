@@ -195,8 +195,8 @@ def test_faults_strike_with_the_configured_probability_and_repeat_by_seed() -> N
 
 def test_every_name_has_options_and_a_factory() -> None:
     assert OPTIONS.keys() == FACTORIES.keys()
-    for name, kind in OPTIONS.items():
-        assert type(EnvironmentConfig(name=name).options) is kind
+    for name in ALL:
+        assert type(EnvironmentConfig(name=name).options) is OPTIONS[name]
 
 
 def recipe(**overrides: object) -> RunConfig:

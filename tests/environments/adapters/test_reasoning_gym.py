@@ -138,6 +138,14 @@ def test_an_answer_that_the_dataset_cannot_read_is_wrong_and_counted() -> None:
 
 
 @pytest.mark.usefixtures("datasets")
+def test_it_is_opened_as_reset_does() -> None:
+    environment = made("reasoning_gym", ReasoningGymOptions())
+    seed = task_seed("held_out", 3, 0)
+    first, _ = play_all(environment, seed, environment.demonstration(seed)[1][1])
+    assert environment.opening(seed) == first
+
+
+@pytest.mark.usefixtures("datasets")
 def test_a_dataset_without_answers_has_no_demonstration() -> None:
     environment = made("reasoning_gym", ReasoningGymOptions(datasets=Table(graph_color=1.0)))
     with pytest.raises(ConfigError, match="reference answers"):
