@@ -32,6 +32,8 @@ PEERS := .venv-peers
 # Say `--extra-index-url https://download.pytorch.org/whl/cpu` to leave out torch's GPU libraries.
 PEERS_PIP_ARGS ?=
 TEST_ARGS ?=
+WORKERS ?= 1
+PARALLEL := $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadgroup --no-loadscope-reorder)
 # Where pip finds torch's CPU build, such as `--extra-index-url https://download.pytorch.org/whl/cpu`.
 VLLM_PIP_ARGS ?=
 
@@ -79,8 +81,8 @@ up: install  ## Start the Airflow service; prints its address and login.
 down: install  ## Stop the Airflow service and everything it started.
 	$(BIN)/python -m tunix_core.console.service down
 
-test: install models  ## The test suite, with the coverage of tunix_core.
-	$(BIN)/python -m pytest -m "not slow and not tpu and not meshes" --cov=tunix_core --cov-report=term $(TEST_ARGS)
+test: install models  ## The test suite, with the coverage of tunix_core; WORKERS=2 runs it in two processes.
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not tpu and not meshes" --cov=tunix_core --cov-report=term $(TEST_ARGS)
 
 chaos: install  ## What `make test` leaves out: the main job under kill -9 and without Airflow, on a folder and on gs://.
 	$(BIN)/python -m pytest -m slow -rP $(TEST_ARGS)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.airflow_service import ScriptedAirflow, scripted_airflow
 from tests.support.quick_compiler import QUICK_FLAGS
+from tunix_core.distributed.compilation import CACHE_VARIABLE
 
 if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
@@ -28,12 +29,42 @@ def _compile_quickly() -> None:
         os.environ["XLA_FLAGS"] = before
 
 
+def _keep_executables(config: pytest.Config, temporary: Path) -> None:
+    """From one run of the tests to the next, and between the processes that one starts.
+
+    Apart from each other, since those are optimised; and by worker, since JAX does not write an entry in one piece.
+    """
+    kept = config.cache.mkdir("xla") if config.pluginmanager.hasplugin("cacheprovider") else temporary / "xla"
+    folder = kept / getattr(config, "workerinput", {}).get("workerid", "alone")
+    os.environ[CACHE_VARIABLE] = str(folder / "started")
+    jax.config.update("jax_compilation_cache_dir", str(folder / "here"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """To several workers files go whole, and all that needs Airflow to one; what takes longest starts first."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        group = "airflow" if item.get_closest_marker("airflow") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    long = {item.path for item in items if _takes_long(item)}
+    items.sort(key=lambda item: (item.get_closest_marker("airflow") is None, item.path not in long))
+
+
+def _takes_long(item: pytest.Item) -> bool:
+    limit = item.get_closest_marker("timeout")
+    return limit is not None and limit.args[0] > 300
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Airflow reads its environment when it is imported, so this comes before any test module."""
     _compile_quickly()
     folder = tempfile.TemporaryDirectory(prefix="airflow-home-")
     config.add_cleanup(folder.cleanup)
     home = Path(folder.name)
+    _keep_executables(config, home)
     for name in [name for name in os.environ if name.startswith("AIRFLOW")]:
         del os.environ[name]
     os.environ |= {
@@ -44,6 +75,12 @@ def pytest_configure(config: pytest.Config) -> None:
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
     }
+
+
+@pytest.fixture(scope="session")
+def cache() -> Path:
+    """Compiled executables that processes share, also those of the next run of the tests."""
+    return Path(os.environ[CACHE_VARIABLE])
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
+from tests.support.quick_compiler import QUICK_FLAGS
 from tests.support.run_factory import make_run, tiny_config
 from tunix_core import paths
 from tunix_core.evaluation import held_out
@@ -26,14 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 NUM_STEPS = 2
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled executables that the processes of this module share."""
-    return tmp_path_factory.mktemp("xla")
-
-
 def start(folder: Path, cache: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TUNIX_COMPILATION_CACHE": str(cache)}
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": QUICK_FLAGS,
+        "TUNIX_COMPILATION_CACHE": str(cache),
+    }
     return subprocess.Popen(
         [sys.executable, "-m", "tasks.finalize", "--run", str(folder), "--full-buffer-seconds", "0.1"],
         cwd=ROOT,

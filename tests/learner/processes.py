@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.learner.support import VOCAB, make_config, write_shards
+from tests.support.quick_compiler import QUICK_FLAGS
 from tunix_core import paths
 from tunix_core.config import RunConfig
 from tunix_core.config_loading import config_to_dict
@@ -54,7 +55,12 @@ def create(folder: Path, num_steps: int, num_groups: int | None = None) -> None:
 
 
 def environment(cache: Path) -> dict[str, str]:
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "TUNIX_COMPILATION_CACHE": str(cache)}
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": QUICK_FLAGS,
+        "TUNIX_COMPILATION_CACHE": str(cache),
+    }
 
 
 def start(folder: Path, cache: Path) -> subprocess.Popen[str]:

@@ -22,11 +22,6 @@ from tunix_core.storage.store import open_store
 NUM_STEPS = 16
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("xla")
-
-
 @pytest.mark.timeout(900)  # six processes that start JAX; seconds on an idle machine
 def test_killed_twice_and_interrupted_once_equals_an_uninterrupted_run(tmp_path: Path, cache: Path) -> None:
     """Final parameters to the bit, every row once, the ledger to the token."""

@@ -32,11 +32,6 @@ pytestmark = pytest.mark.timeout(1200)  # processes that compile, on machines th
 LEAVE_WITHIN_SECONDS = 60
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("xla")
-
-
 @dataclasses.dataclass(frozen=True)
 class Story:
     """What became of a run."""
