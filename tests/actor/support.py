@@ -26,6 +26,8 @@ ACTOR = ActorConfig(
     decode_steps=3,
     prefill_rows=4,
     prefill_tokens=5,
+    decode_row_sizes=1,
+    prefill_row_sizes=1,
 )
 
 

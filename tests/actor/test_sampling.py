@@ -2,7 +2,10 @@ import jax
 import numpy as np
 import pytest
 
+from tests.actor.support import engine, weights
 from tunix_core.actor import sampling
+from tunix_core.actor.policy_engine import Request
+from tunix_core.errors import ConfigError
 
 
 def rows(seed: int, num_rows: int, vocabulary: int, scale: float = 3.0) -> np.ndarray:
@@ -83,3 +86,59 @@ def test_greedy_takes_the_likeliest_at_temperature_one() -> None:
 def test_request_keys_differ_by_every_part() -> None:
     found = {sampling.request_key(*parts).tobytes() for parts in [(0, "a", 0), (0, "a", 1), (0, "b", 0), (1, "a", 0)]}
     assert len(found) == 4
+
+
+def limits(num_rows: int, **given: float | bool) -> sampling.Draws:
+    values = {"greedy": False, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **given}
+    kinds = {"greedy": bool, "top_k": np.int32, "top_p": np.float32, "min_p": np.float32}
+    rows = sampling.Limits(**{name: np.full(num_rows, value, kinds[name]) for name, value in values.items()})
+    return sampling.Draws(keys(num_rows), np.ones(num_rows, np.float32), rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, [0.4, 0.2, 0.2, 0.1, 0.1]),
+        ({"top_k": 1}, [1, 0, 0, 0, 0]),
+        ({"top_k": 2}, [0.5, 0.25, 0.25, 0, 0]),  # as likely as the second: it stays
+        ({"top_k": 9}, [0.4, 0.2, 0.2, 0.1, 0.1]),
+        ({"top_p": 0.35}, [1, 0, 0, 0, 0]),
+        ({"top_p": 0.5}, [0.5, 0.25, 0.25, 0, 0]),
+        ({"top_k": 3, "top_p": 0.49}, [1, 0, 0, 0, 0]),  # 0.5 of what top-k left
+        ({"min_p": 0.4}, [0.5, 0.25, 0.25, 0, 0]),
+        ({"greedy": True}, [1, 0, 0, 0, 0]),
+    ],
+)
+def test_truncation_keeps_what_it_says_and_renormalises(given: dict[str, float], expected: list[float]) -> None:
+    num = 400
+    logits = np.tile(np.log(np.array([0.1, 0.4, 0.2, 0.1, 0.2], np.float32)), (num, 1))
+    tokens, logprobs = map(
+        np.asarray, jax.jit(sampling.truncated)(logits, np.arange(num, dtype=np.int32), limits(num, **given))
+    )
+    probabilities = np.array(expected)[[3, 0, 1, 4, 2]]
+    assert set(tokens.tolist()) == set(np.flatnonzero(probabilities).tolist())
+    recorded = np.full(num, np.log(0.4)) if "greedy" in given else np.log(probabilities[tokens])
+    np.testing.assert_allclose(logprobs, recorded, atol=1e-5)
+
+
+def test_rows_of_different_settings_do_not_meet() -> None:
+    """Each row of a mixed batch is what it is alone, bit for bit."""
+    logits, positions = rows(4, 12, 272), np.arange(12, dtype=np.int32)
+    settings = [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"greedy": True}]
+    draw = jax.jit(sampling.truncated)
+    alone = [draw(logits, positions, limits(12, **settings[row % 4])) for row in range(4)]
+    parts = [limits(12, **settings[row % 4]).limits for row in range(12)]
+    mixed = sampling.Limits(*(np.array([getattr(p, name)[0] for p in parts]) for name in sampling.Limits._fields))
+    tokens, logprobs = draw(logits, positions, limits(12)._replace(limits=mixed))
+    for row in range(12):
+        assert tokens[row] == alone[row % 4][0][row]
+        assert logprobs[row] == alone[row % 4][1][row]
+
+
+def test_training_engines_take_the_temperature_alone() -> None:
+    for given in ({"greedy": True}, {"top_k": 4}, {"top_p": 0.9}, {"min_p": 0.1}):
+        with pytest.raises(ConfigError, match="temperature alone"):
+            engine(weights(0)).acquire(Request(key=keys(1)[0], **given))
+    for given in ({"temperature": 0.0}, {"top_k": -1}, {"top_p": 0.0}, {"greedy": True, "min_p": 0.1}):
+        with pytest.raises(ConfigError, match=r"request\.(temperature|top_k|top_p|min_p)"):
+            Request(key=keys(1)[0], **given)

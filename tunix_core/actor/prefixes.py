@@ -62,7 +62,7 @@ def sharing(
         now = np.minimum(common, cached[others])
         later = np.minimum(common, promised[others])
         best = int(np.argmax(now))
-        if later.max() >= now[best] + min_tokens:
+        if later.max() > now[best]:
             found.waiting.add(slot)
         elif now[best] >= min_tokens:
             found.sources.append(int(others[best]))

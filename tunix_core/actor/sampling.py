@@ -57,7 +57,7 @@ def uniforms(keys: jax.Array | np.ndarray, positions: jax.Array) -> jax.Array:
         float32 [N].
     """
 
-    def one(key: jax.Array, position: jax.Array) -> jax.Array:
+    def one(key: jax.Array | np.ndarray, position: jax.Array) -> jax.Array:
         folded = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), position)
         return jax.random.uniform(folded, (), jnp.float32)
 
@@ -170,7 +170,7 @@ def thresholds(weights: jax.Array, limits: Limits) -> jax.Array:
         float32 [N].
     """
 
-    def largest(active: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    def largest(active: jax.Array | np.ndarray, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
         """float32 [N]: the largest threshold for which `enough` of `kept [N, V]` holds; 0 of idle rows."""
 
         def narrower(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
