@@ -63,7 +63,7 @@ def test_hanging_environment_does_not_stall(tmp_path) -> None:
     def script(learner: ScriptedLearner) -> bool:
         for group in own(learner):
             arrived.setdefault(group, time.monotonic())
-        return len(arrived) >= 12
+        return len(arrived) >= 12 and len(incomplete(learner)) == 2
 
     started = time.monotonic()
     learner, second = run_actor(
@@ -75,10 +75,9 @@ def test_hanging_environment_does_not_stall(tmp_path) -> None:
         make_engine=scripted_engine(says("hi")),
     )
     told = second.progress()
-    incomplete = [group for group, size in own(learner).items() if size < CONFIG.algorithm.group_size]
-    assert len(incomplete) == 2
+    assert len(incomplete(learner)) == 2
     # Hanging groups wait for their deadline and the flush, and for nothing else; the margin is for a busy machine.
-    assert max(arrived[group] for group in incomplete) - started < GROUP_SECONDS + 20
+    assert max(arrived[group] for group in incomplete(learner)) - started < GROUP_SECONDS + 20
     assert told["lost_episodes"] == told["failures"]["group_timeout"] == told["late_groups"] == 2
     assert told["abandoned_calls"] == 2
     claims = [read_json(store, key)["claims"] for key in store.list_after("tasks/0")]
@@ -88,3 +87,7 @@ def test_hanging_environment_does_not_stall(tmp_path) -> None:
 def own(learner: ScriptedLearner) -> dict[str, int]:
     """Group -> episodes, as the learner's own actor delivered it: one that takes up a block plays all of it."""
     return Counter(row.group_id for row in learner.trajectories if row.incarnation == learner.incarnation)
+
+
+def incomplete(learner: ScriptedLearner) -> list[str]:
+    return [group for group, size in own(learner).items() if size < CONFIG.algorithm.group_size]
