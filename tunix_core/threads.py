@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextvars
 import functools
 import queue
 import threading
@@ -120,6 +121,29 @@ class LatestJob:
                     self._condition.notify_all()
 
 
+class AbandonedCalls:
+    """Counts calls that go on although nobody waits for them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.num_now = 0
+        self.num_ever = 0
+
+    def add(self) -> None:
+        with self._lock:
+            self.num_now += 1
+            self.num_ever += 1
+
+    def remove(self) -> None:
+        """One of them has ended after all."""
+        with self._lock:
+            self.num_now -= 1
+
+
+ABANDONED: contextvars.ContextVar[AbandonedCalls | None] = contextvars.ContextVar("abandoned calls", default=None)
+"""Where code that keeps threads of its own counts what it leaves behind; none outside an actor's event loop."""
+
+
 class _Call(concurrent.futures.Future[Any]):
     """One call on a thread; cancelling it while it runs leaves it to itself."""
 
@@ -141,19 +165,14 @@ class AbandonableThreads(concurrent.futures.ThreadPoolExecutor):
     asyncio accepts only this base class for `asyncio.to_thread`; of its threads and its queue nothing is used.
     """
 
-    def __init__(self, max_threads: int) -> None:
+    def __init__(self, max_threads: int, abandoned: AbandonedCalls) -> None:
         super().__init__(max_workers=max_threads, thread_name_prefix="call")
+        self._abandoned = abandoned
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._guard = threading.Lock()
         self._num_threads = 0
         self._left: set[_Call] = set()
-        self.num_abandoned_ever = 0
-
-    @property
-    def num_abandoned(self) -> int:
-        """Calls that go on although nobody waits for them; each holds a thread."""
-        return len(self._left)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
         call = _Call(functools.partial(fn, *args, **kwargs), self._abandon)
@@ -175,7 +194,7 @@ class AbandonableThreads(concurrent.futures.ThreadPoolExecutor):
         with self._guard:
             if call not in self._left and call.running():
                 self._left.add(call)
-                self.num_abandoned_ever += 1
+                self._abandoned.add()
 
     def _work(self) -> None:
         while True:
@@ -195,5 +214,7 @@ class AbandonableThreads(concurrent.futures.ThreadPoolExecutor):
             else:
                 call.set_result(result)
             with self._guard:
-                self._left.discard(call)
+                if call in self._left:
+                    self._left.remove(call)
+                    self._abandoned.remove()
             del call

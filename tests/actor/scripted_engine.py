@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tunix_core.actor.policy_engine import EngineCounters, Request, Transcripts, TurnEnd
+from tunix_core.actor.policy_engine import EngineCounters, Request, Transcripts, TurnEnd, TurnReason
 
 Script = Callable[[random.Random], list[int]]
 """A policy message, its end of turn included where it has one; the generator's seed is the request's key."""
@@ -20,6 +20,7 @@ class ScriptedEngine:
         keeps_versions: an episode keeps the version it began with, as under the swap policy `finish`, and
             two versions may be resident.
         dies_after: dispatches after which `advance` raises.
+        stop_id: a further id that ends a message.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class ScriptedEngine:
         version: int = 0,
         keeps_versions: bool = False,
         dies_after: int = 0,
+        stop_id: int = -1,
     ) -> None:
         self.context_tokens = context_tokens
         self.transcripts = Transcripts(num_slots, context_tokens)
@@ -46,6 +48,7 @@ class ScriptedEngine:
         self._tokens_per_advance = tokens_per_advance
         self._keeps_versions = keeps_versions
         self._dies_after = dies_after
+        self._stop_id = stop_id
         self._num_advances = 0
         self._free = set(range(num_slots))
         self._random: dict[int, random.Random] = {}
@@ -110,8 +113,9 @@ class ScriptedEngine:
             if not self._left[slot]:
                 del self._left[slot]
                 end = int(self.transcripts.lengths[slot])
-                stopped = int(self.transcripts.tokens[slot, end - 1]) == self._end_of_turn
-                ended.append(TurnEnd(slot, self._start[slot], end, stopped))
+                last = int(self.transcripts.tokens[slot, end - 1])
+                reason: TurnReason = "stop_id" if last == self._stop_id else ""
+                ended.append(TurnEnd(slot, self._start[slot], end, last == self._end_of_turn, reason=reason))
         return ended
 
     def can_swap(self) -> bool:

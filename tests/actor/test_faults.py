@@ -25,7 +25,7 @@ from tunix_core.storage.writers import read_writers
 
 HUNDRED_MB = "x" * 100_000_000
 
-STEP_SECONDS = 0.15
+STEP_SECONDS = 1.0
 
 
 def config(**actor: Any) -> RunConfig:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.actor.scripted_engine import ScriptedEngine
 from tests.actor.sessions import LIMITS, play, says
+from tests.pretrained.bpe import QWEN3, bpe
 from tunix_core.actor.calls import CANCEL_GRACE_SECONDS, Calls
 from tunix_core.actor.episodes import EpisodeFailed
 from tunix_core.environments import Observation, StepResult, ToolCall
@@ -52,7 +53,7 @@ def returning(*results: Any) -> Callable[[str], Awaitable[Any]]:
     async def step(_message: str) -> Any:
         result = left.pop(0) if len(left) > 1 else left[0]
         if result is SLOW:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.7)
         return result
 
     return step
@@ -86,7 +87,7 @@ def test_turns_tile_the_tokens_and_rewards_add_up() -> None:
         ({}, says("hi", ends=False), (GO_ON,), "max_turn_tokens"),
         ({}, says("x" * 100, ends=False), (GO_ON,), "max_tokens"),
         ({}, says("hi"), (GO_ON._replace(text="y" * 200),), "max_tokens"),
-        ({"episode_seconds": 0.2, "step_seconds": 20.0}, says("hi"), (SLOW,), "max_seconds"),
+        ({"episode_seconds": 0.5, "step_seconds": 20.0}, says("hi"), (SLOW,), "max_seconds"),
         ({}, says("hi"), (GO_ON._replace(done=True, truncated=True),), "truncated"),
     ],
 )
@@ -101,6 +102,29 @@ def test_each_limit_has_its_own_finish_reason(limits: dict[str, Any], script: An
     )
     assert row.finish_reason == reason
     assert row.num_tokens <= 64
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, bpe(), bpe(QWEN3)])
+def test_a_message_that_a_stop_rule_ended_gets_its_mark_from_the_environment(tokenizer: Any) -> None:
+    """… where the episode goes on: no token of the policy, part of what the tool answers."""
+    (stop,) = tokenizer.encode("!")[-1:]
+    ids = [*tokenizer.encode("get a"), stop]
+    engine = ScriptedEngine(
+        lambda _: list(ids), num_slots=1, end_of_turn=tokenizer.end_of_turn, tokens_per_advance=3, stop_id=stop
+    )
+    limits = dataclasses.replace(LIMITS, max_observation_bytes=4096)
+    environment = Scripted(returning(GO_ON, DONE))
+    ((row,),), _ = play(lambda _: environment, script=lambda _: ids, engine=engine, tokenizer=tokenizer, limits=limits)
+    assert row.finish_reason == "completed"
+    _, first, tool, last = row.turns
+    assert row.tokens[first.start : first.end].tolist() == row.tokens[last.start : last.end].tolist() == ids
+    assert row.tokens[tool.start] == tokenizer.end_of_turn
+    assert not row.loss_mask[tool.start : tool.end].any()
+    assert row.loss_mask[first.start : first.end].all()
+    ended = [*row.tokens[: first.end].tolist(), *row.tokens[tool.start : tool.end].tolist()]
+    framing = tokenizer.framing()
+    expected = [*framing.opening("", "go"), *ids, tokenizer.end_of_turn, *framing.reply(ids, "more").ids]
+    assert ended == expected
 
 
 class Unprintable(Exception):
@@ -208,12 +232,12 @@ def test_a_step_that_hangs_costs_its_episode_and_no_slot(step: Any, num_abandone
         script=says("hi"),
         num_episodes=6,
         num_slots=2,
-        limits=dataclasses.replace(LIMITS, step_seconds=0.05),
+        limits=dataclasses.replace(LIMITS, step_seconds=0.4),
     )
     kinds = [outcome.kind if isinstance(outcome, EpisodeFailed) else "played" for outcome in outcomes]
     assert sorted(set(kinds)) == ["environment_timeout", "played"]
-    assert scheduler.calls.num_abandoned <= kinds.count("environment_timeout")
-    assert scheduler.calls.num_abandoned_ever == num_abandoned * kinds.count("environment_timeout")
+    assert scheduler.calls.abandoned.num_now <= kinds.count("environment_timeout")
+    assert scheduler.calls.abandoned.num_ever == num_abandoned * kinds.count("environment_timeout")
 
 
 def hung(seed: int) -> bool:
@@ -234,13 +258,13 @@ def test_a_thread_that_hangs_is_abandoned_and_counted_until_it_ends() -> None:
         limits=dataclasses.replace(LIMITS, step_seconds=0.05),
     )
     assert isinstance(outcome, EpisodeFailed)
-    assert (calls.num_abandoned, calls.num_abandoned_ever) == (1, 1)
+    assert (calls.abandoned.num_now, calls.abandoned.num_ever) == (1, 1)
     release.set()
     for thread in threading.enumerate():
         if thread.name.startswith("call-"):
             thread.join(10)
             assert not thread.is_alive()
-    assert (calls.num_abandoned, calls.num_abandoned_ever) == (0, 1)
+    assert (calls.abandoned.num_now, calls.abandoned.num_ever) == (0, 1)
 
 
 def test_blocking_code_runs_in_many_threads_at_once() -> None:

@@ -75,7 +75,7 @@ def test_the_tool_role_is_the_templates() -> None:
         # Answers vanish.
         (
             "{% for m in messages %}{% if m['role'] != 'assistant' %}{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}",
-            "changes what it rendered before",
+            "drops or repeats the assistant's message",
         ),
         (TEMPLATE.replace("'<|im_end|>' + ", ""), "accepted a special token first"),
         ("{{ raise_exception('no system message') }}", "no system message"),

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from tunix_core.actor.episodes import EpisodeFailed
 from tunix_core.environments import Environment
 from tunix_core.errors import EnvironmentFailure
-from tunix_core.threads import AbandonableThreads
+from tunix_core.threads import ABANDONED, AbandonableThreads, AbandonedCalls
 
 CANCEL_GRACE_SECONDS = 0.2
 """How long a cancelled call may tidy up before it counts as abandoned."""
@@ -42,23 +42,15 @@ class Calls:
     """
 
     def __init__(self, max_threads: int) -> None:
-        self.threads = AbandonableThreads(max_threads)
+        self.abandoned = AbandonedCalls()
+        self.threads = AbandonableThreads(max_threads, self.abandoned)
         self._closing: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[Any]] = set()
         """Cancelled, and within their grace."""
-        self._abandoned: set[asyncio.Task[Any]] = set()
-        self._num_tasks_abandoned = 0
+        self._deaf: set[asyncio.Task[Any]] = set()
+        """Past it: kept, for a task that nobody holds would be destroyed."""
         self.num_failed_closes = 0
         """Environments that could not be closed in time or without an error."""
-
-    @property
-    def num_abandoned(self) -> int:
-        """Calls that go on although nobody waits for them."""
-        return len(self._abandoned) + self.threads.num_abandoned
-
-    @property
-    def num_abandoned_ever(self) -> int:
-        return self._num_tasks_abandoned + self.threads.num_abandoned_ever
 
     async def run(self, call: Callable[[], Awaitable[T]], seconds: float) -> T:
         """The result of `call`.
@@ -111,9 +103,13 @@ class Calls:
     def _abandon(self, task: asyncio.Task[Any]) -> None:
         if not task.done():
             self._leaving.discard(task)
-            self._num_tasks_abandoned += 1
-            self._abandoned.add(task)
-            task.add_done_callback(self._abandoned.discard)
+            self._deaf.add(task)
+            self.abandoned.add()
+            task.add_done_callback(self._has_ended)
+
+    def _has_ended(self, task: asyncio.Task[Any]) -> None:
+        self._deaf.discard(task)
+        self.abandoned.remove()
 
 
 async def _contained(call: Callable[[], Awaitable[T]]) -> T | _Raised:
@@ -138,12 +134,17 @@ def _failure(error: BaseException) -> EpisodeFailed:
 
 def run_loop(main: Coroutine[Any, Any, None], calls: Calls) -> None:
     """`asyncio.run`, whose end does not wait for calls that were abandoned."""
+
+    async def counted() -> None:
+        ABANDONED.set(calls.abandoned)  # every task of this loop inherits it
+        await main
+
     loop = asyncio.new_event_loop()
     loop.set_default_executor(calls.threads)
     # Of a task that goes on for ever: when the loop is gone it is destroyed, which asyncio would report.
     loop.set_exception_handler(_report)
     try:
-        loop.run_until_complete(main)
+        loop.run_until_complete(counted())
     finally:
         left = asyncio.all_tasks(loop)
         for task in left:

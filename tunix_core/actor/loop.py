@@ -188,7 +188,7 @@ class Actor:
         if self._interrupted.is_set():
             raise Interrupted(f"{self._process}: stopped by a signal; complete groups are written")
         raise EnvironmentFailure(
-            f"{self._process}: {self._calls.num_abandoned} calls of environments go on past their deadline, accepted at "
+            f"{self._process}: {self._calls.abandoned.num_now} calls of environments go on past their deadline, accepted at "
             f"most {self._config.actor.max_abandoned_calls} (actor.max_abandoned_calls). Let them end when cancelled."
         )
 
@@ -210,7 +210,7 @@ class Actor:
             return "the run stops"
         if self._interrupted.is_set():
             return "a signal"
-        if self._calls.num_abandoned >= self._config.actor.max_abandoned_calls:
+        if self._calls.abandoned.num_now >= self._config.actor.max_abandoned_calls:
             return "too many abandoned calls"
         return ""
 

@@ -39,8 +39,8 @@ def session_figures(scheduler: Scheduler) -> dict[str, Any]:
     calls = scheduler.calls
     return {
         "sessions": scheduler.num_sessions,
-        "abandoned_calls": calls.num_abandoned,
-        "abandoned_calls_ever": calls.num_abandoned_ever,
+        "abandoned_calls": calls.abandoned.num_now,
+        "abandoned_calls_ever": calls.abandoned.num_ever,
         "failed_closes": calls.num_failed_closes,
         "cut_observations": scheduler.counters.num_cut_observations,
         "forks": scheduler.counters.num_forks,

@@ -119,9 +119,9 @@ class Session:
         while True:
             message = await self._speak(ids)
             num_turns += 1
-            if not message.turn.stopped:
+            if not (message.turn.stopped or message.turn.reason in ("stop_id", "stop_string")):
                 self._note(message, None)
-                full = message.turn.end >= self._seat.capacity + 1
+                full = message.turn.end > self._seat.capacity
                 return self._end(End(reward, components, "max_tokens" if full else "max_turn_tokens"))
             result, waited = await self._step(message.text)
             self._note(message, result)
@@ -189,7 +189,9 @@ class Session:
             reply = self._framing.reply(message.ids, result.text, result.role)
         except DataError as error:  # a template may refuse what was said
             raise EpisodeFailed("reply_refused", str(error)) from error
-        ids = reply.ids
+        # A message that a stop rule ended has no mark at its end: it is no token of the policy then.
+        mark = [] if reply.forks or message.turn.stopped else [self._tokenizer.end_of_turn]
+        ids = [*mark, *reply.ids]
         if len(ids) > (self._seat.capacity if reply.forks else self._seat.room):
             return [], "max_tokens"
         if reply.forks:

@@ -28,6 +28,7 @@ import numpy as np
 from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.environments.base import Observation, StepResult, ToolWeather
 from tunix_core.errors import EnvironmentFailure
+from tunix_core.threads import ABANDONED
 from tunix_core.validation import require_package
 
 CLOSE_SECONDS = 5.0
@@ -98,6 +99,9 @@ class SessionThread:
             return await future
         except asyncio.CancelledError:
             self._abandoned = True
+            if (abandoned := ABANDONED.get()) is not None:
+                abandoned.add()
+                self._jobs.put(abandoned.remove)
             raise
 
     async def close(self, release: Callable[[], None]) -> None:
