@@ -119,7 +119,9 @@ class ReasoningGym(BlockingEnvironment):
         answer = extract(message, self._options.answer, "answer")
         if answer is None:
             self._malformed += 1
-            return StepResult(f"{NO_ANSWER} {self.instructions}", 0.0, False, components=self._components(0.0))
+            return StepResult(
+                f"{NO_ANSWER} {self.instructions}", 0.0, False, components=self._components(0.0), role="user"
+            )
         score = self._score(answer)
         reward = score if self._options.partial_credit else float(score >= 1.0)
         return StepResult("", reward, True, components=self._components(score))

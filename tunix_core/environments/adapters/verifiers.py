@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tunix_core.environment_config import EnvironmentConfig, VerifiersOptions
-from tunix_core.environments.adapters.blocking import SessionThread, load_package
+from tunix_core.environments.adapters.blocking import load_package, on_thread
 from tunix_core.environments.base import SPLITS, Observation, StepResult, ToolWeather, split_of
 from tunix_core.errors import ConfigError, EnvironmentFailure
 
@@ -50,11 +50,10 @@ class VerifiersTask:
         self._options = config.options_as(VerifiersOptions)
         self._vf = load_package("verifiers.v1", EXTRA)
         self._weather = ToolWeather(config, weather_seed, latency=latency)
-        self._thread = SessionThread("verifiers session")
         self._task: Any = None
 
     async def reset(self, seed: int) -> Observation:
-        tasks = (await self._thread.call(load_tasks, self._options))[split_of(seed)]
+        tasks = (await on_thread(load_tasks, self._options))[split_of(seed)]
         if not tasks:
             raise EnvironmentFailure(
                 f"verifiers: no task of {self._options.taskset} falls to the split {split_of(seed)}; it has too few. "
@@ -99,7 +98,7 @@ class VerifiersTask:
         return StepResult("", float(trace.reward), True, components={**metrics, **rewards})
 
     async def close(self) -> None:
-        await self._thread.close(lambda: None)
+        """Holds nothing."""
 
     async def _hook(self, hook: Any) -> None:
         wanted = {"trace": self._trace, "runtime": None}
