@@ -47,12 +47,12 @@ def test_an_actor_plays_it(tmp_path, monkeypatch: pytest.MonkeyPatch, name: str)
         CONFIG,
         environment=environment,
         warm_start=WarmStartConfig(num_steps=0),
-        learner=dataclasses.replace(CONFIG.learner, window_tokens=256),
-        actor=dataclasses.replace(CONFIG.actor, context_tokens=256),
+        learner=dataclasses.replace(CONFIG.learner, window_tokens=192),
+        actor=dataclasses.replace(CONFIG.actor, context_tokens=192, prefill_tokens=64),
     )
 
     def enough(learner: ScriptedLearner) -> bool:
-        return len(learner.groups()) >= 8
+        return len(learner.groups()) >= 4
 
     learner, actor = run_actor(open_store(str(tmp_path)), enough, config=config)
     assert actor.progress()["failures"] == {}
