@@ -102,13 +102,13 @@ parity: install models  ## Logits, export and tokenizer against transformers on 
 	.venv-parity/bin/python -m pip install --quiet torch==2.13.0 'transformers==5.24.0' accelerate gguf
 	$(BIN)/python -m tests.models.parity.run --peer .venv-parity/bin/python
 
-adapters: $(ADAPTERS:%=.venv-adapters-%/.installed)  ## The adapters against the packages they adapt, in .venv-adapters-*.
+adapters: install $(ADAPTERS:%=.venv-adapters-%/.installed)  ## The adapters against the packages they adapt, in .venv-adapters-*.
 	@for name in $(ADAPTERS); do \
 	  .venv-adapters-$$name/bin/python -m pytest --confcutdir=tests/environments/adapters tests/environments/adapters $(TEST_ARGS); done
 
-.venv-adapters-%/.installed: pyproject.toml
+.venv-adapters-%/.installed: pyproject.toml | $(INSTALLED)
 	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/python -m pip install --quiet -e '.[actor,$(EXTRAS_$*)]' pytest pytest-timeout
+	$(UV) pip install --python $(@D)/bin/python -e '.[actor,$(EXTRAS_$*)]' pytest pytest-timeout
 	@touch $@
 
 vllm: install  ## The engine for servers against vLLM itself, on CPU, in .venv-vllm; minutes to start.

@@ -86,7 +86,7 @@ def openenv_server(sessions: int = 128) -> Iterator[tuple[str, subprocess.Popen[
 
 
 def _await_health(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         assert process.poll() is None, "the server ended"
         with (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ pytest.importorskip("jax", reason="an actor needs the extra actor")
 
 from tests.actor import scripted, support
 from tests.actor.scripted import CONFIG, ScriptedLearner, run_actor
+from tunix_core.config import WarmStartConfig
 from tunix_core.environments import task_seed
 from tunix_core.storage.store import open_store
 from tunix_core.tokenizer import ByteTokenizer
@@ -44,11 +44,15 @@ def test_an_actor_plays_it(tmp_path, monkeypatch: pytest.MonkeyPatch, name: str)
         name=name, options=options, num_tasks=64, timeout_seconds=30, latency_mean_seconds=0.0
     )
     config = dataclasses.replace(
-        CONFIG, environment=environment, actor=dataclasses.replace(CONFIG.actor, context_tokens=256)
+        CONFIG,
+        environment=environment,
+        warm_start=WarmStartConfig(num_steps=0),
+        learner=dataclasses.replace(CONFIG.learner, window_tokens=192),
+        actor=dataclasses.replace(CONFIG.actor, context_tokens=192, prefill_tokens=64),
     )
 
     def enough(learner: ScriptedLearner) -> bool:
-        return len(learner.groups()) >= 8
+        return len(learner.groups()) >= 4
 
     learner, actor = run_actor(open_store(str(tmp_path)), enough, config=config)
     assert actor.progress()["failures"] == {}
@@ -63,7 +67,6 @@ def test_an_actor_plays_it(tmp_path, monkeypatch: pytest.MonkeyPatch, name: str)
     assert any(row.reward > 0 for row in rows)
     assert any(row.reward_components["malformed_calls"] for row in rows) == (name == "gymnasium")
     assert len({row.reward for row in rows}) > 1
-    assert not [thread for thread in threading.enumerate() if thread.name == f"{name} session"]
 
 
 def _check(row: Trajectory, name: str) -> None:

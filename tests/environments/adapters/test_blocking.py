@@ -1,16 +1,17 @@
 import asyncio
 import random
 import threading
-import time
 
 import numpy as np
 import pytest
 
+from tunix_core.actor.calls import Calls
+from tunix_core.actor.episodes import EpisodeFailed
 from tunix_core.environment_config import EnvironmentConfig
-from tunix_core.environments.adapters import blocking
-from tunix_core.environments.adapters.blocking import BlockingEnvironment, GlobalRandomness, SessionThread
+from tunix_core.environments.adapters.blocking import BlockingEnvironment, GlobalRandomness
 from tunix_core.environments.base import Observation, StepResult
 from tunix_core.errors import EnvironmentFailure
+from tunix_core.threads import AbandonableThreads
 
 
 class Scripted(BlockingEnvironment):
@@ -47,7 +48,7 @@ class Scripted(BlockingEnvironment):
             raise OSError("scripted")
 
 
-def test_a_sessions_calls_share_one_thread_that_close_ends() -> None:
+def test_calls_run_beside_the_loop_and_a_close_is_the_end() -> None:
     async def go() -> Scripted:
         environment = Scripted()
         await environment.reset(1)
@@ -56,15 +57,14 @@ def test_a_sessions_calls_share_one_thread_that_close_ends() -> None:
         await environment.close()
         with pytest.raises(EnvironmentFailure, match="closed"):
             await environment.reset(2)
+        unused = Scripted()
+        await unused.close()
+        assert unused.done == [], "nothing to release"
         return environment
 
     environment = asyncio.run(go())
-    assert len(set(environment.threads)) == 1
-    assert environment.threads[0] != threading.get_ident()
+    assert threading.get_ident() not in environment.threads
     assert environment.done == ["a", "released"]
-    assert environment._thread._thread is not None
-    environment._thread._thread.join(5)
-    assert not environment._thread._thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -84,48 +84,54 @@ def test_what_a_call_raises_arrives_and_the_session_can_be_closed(message: str, 
 
 
 def test_a_hung_call_costs_its_session_alone() -> None:
-    async def go() -> tuple[Scripted, float]:
+    calls = Calls(max_threads=4)
+
+    async def go() -> Scripted:
+        asyncio.get_running_loop().set_default_executor(calls.threads)
         hung, other = Scripted(), Scripted()
         await hung.reset(1)
         await other.reset(1)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await hung.step("wait")
+        with pytest.raises(EpisodeFailed, match="environment_timeout"):
+            await calls.run(lambda: hung.step("wait"), 0.05)
+        assert calls.num_abandoned == 1, "the actor knows"
         with pytest.raises(EnvironmentFailure, match="abandoned"):
             await hung.step("b")
         assert (await other.step("b")).text == "said b"
-        started = time.monotonic()
-        await hung.close()
-        await other.close()
-        return hung, time.monotonic() - started
+        for environment in (hung, other):
+            calls.close(environment, 5.0)
+        await calls.finish_closing(2.0)
+        assert (hung.done, other.done) == ([], ["b", "released"])
+        assert calls.num_failed_closes == 0
+        hung.gate.set()
+        while calls.num_abandoned:
+            await asyncio.sleep(0.001)
+        return hung
 
-    hung, seconds = asyncio.run(go())
-    assert seconds < 2
-    assert hung.done == []
-    hung.gate.set()
-    assert hung._thread._thread is not None
-    hung._thread._thread.join(5)
-    assert hung.done == ["wait", "released"], "what it held is released when the call returns"
+    assert asyncio.run(go()).done == ["wait", "released"], "what it held is released when the call returns"
 
 
-def test_a_release_that_hangs_or_raises_does_not_hold_the_actor(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(blocking, "CLOSE_SECONDS", 0.05)
-    gate = threading.Event()
+def test_a_call_that_was_given_up_before_it_had_a_thread_never_begins() -> None:
+    async def go() -> Scripted:
+        asyncio.get_running_loop().set_default_executor(AbandonableThreads(1))
+        first, second = Scripted(), Scripted()
+        await first.reset(1)
+        waiting = asyncio.create_task(first.step("wait"))
+        await asyncio.sleep(0.02)
+        late = asyncio.create_task(second.reset(1))
+        await asyncio.sleep(0.02)
+        late.cancel()
+        await asyncio.wait({late})
+        first.gate.set()
+        await waiting
+        with pytest.raises(EnvironmentFailure, match="abandoned"):
+            await second.reset(1)
+        await first.close()
+        await second.close()
+        return second
 
-    async def go() -> None:
-        environment = Scripted()
-        await environment.reset(1)
-        await environment.step("bad release")
-        await environment.close()
-        thread = SessionThread("hanging")
-        await thread.call(int)
-        await thread.close(gate.wait)
-
-    asyncio.run(go())
-    gate.set()
-    assert "scripted" in caplog.text
+    second = asyncio.run(go())
+    assert second.threads == []
+    assert second.done == []
 
 
 def test_steps_after_the_end_are_refused() -> None:

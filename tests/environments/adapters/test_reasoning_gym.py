@@ -9,7 +9,7 @@ from tunix_core.environments import task_seed
 from tunix_core.environments.adapters.messages import extract
 from tunix_core.errors import ConfigError, EnvironmentFailure
 
-QUICK = ("chain_sum", "gcd", "letter_counting", "number_sorting", "spell_backward")
+QUICK = ("chain_sum", "gcd", "count_bits")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_datasets_are_drawn_by_weight_with_their_own_fields() -> None:
 def test_the_splits_share_no_question(name: str) -> None:
     environment = made("reasoning_gym", ReasoningGymOptions(datasets=Table({name: 1.0})))
     train, held_out = (
-        {environment.instance(task_seed(split, index, 0)).question for index in range(100)}
+        {environment.instance(task_seed(split, index, 0)).question for index in range(60)}
         for split in ("train", "held_out")
     )
     assert len(train) > 20

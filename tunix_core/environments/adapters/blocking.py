@@ -1,12 +1,9 @@
 """Environments whose calls block, under an event loop that must not.
 
-A session's calls run one after another on a thread of its own, which lives from the first call to
-`close`. Python cannot stop a thread, so cancelling an awaited call means this: the await ends at once,
-the call runs on unheard, and the session is over; every further call raises `EnvironmentFailure`, and
-`close` does not wait for it. The thread ends when the call does. It is a daemon, so a call that never
-returns keeps a thread until the process ends, and keeps neither the other sessions nor the process.
-Rejected: the loop's default executor, whose few threads are used up by as many hung calls, and which
-the interpreter joins when it ends.
+Calls run on the loop's threads (`asyncio.to_thread`), which an actor bounds and counts. Python cannot stop a
+thread, so cancelling an awaited call means this: the await ends at once and the session is over; the call runs
+on unheard, every further one raises `EnvironmentFailure`, and `close` does not wait for it. What the session
+holds is then released on the call's own thread, when the call returns.
 """
 
 from __future__ import annotations
@@ -15,8 +12,6 @@ import abc
 import asyncio
 import contextlib
 import importlib
-import logging
-import queue
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -28,14 +23,9 @@ import numpy as np
 from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.environments.base import Observation, StepResult, ToolWeather
 from tunix_core.errors import EnvironmentFailure
-from tunix_core.threads import ABANDONED
 from tunix_core.validation import require_package
 
-CLOSE_SECONDS = 5.0
-"""How long `close` waits for what an environment does when it is released."""
-
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 _GLOBAL_GENERATORS = threading.Lock()
 
 
@@ -49,96 +39,20 @@ def load_package(module: str, extra: str) -> ModuleType:
     return importlib.import_module(module)
 
 
-def log_closing(name: str, error: BaseException) -> None:
-    """An environment that cannot be released properly costs nothing but this line."""
-    _log.warning("%s: closing raised %r", name, error)
+async def on_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Await `function(*arguments)` on one of the loop's threads.
+
+    Raises:
+        EnvironmentFailure: it raised what a future cannot carry, or what would end the process.
+    """
+    return await asyncio.to_thread(_contained, function, *arguments)
 
 
-class SessionThread:
-    """Runs blocking calls in order; see the module."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._abandoned = False
-        self._closed = False
-
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Await `function(*arguments)`.
-
-        Raises:
-            EnvironmentFailure: the session is closed, a call before was cancelled, or this one raised what no event
-                loop can pass on.
-        """
-        if self._closed:
-            raise EnvironmentFailure(f"{self._name}: closed")
-        if self._abandoned:
-            raise EnvironmentFailure(f"{self._name}: a call was abandoned before this one and may still run")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def job() -> None:
-            try:
-                outcome: Any = function(*arguments)
-                failure: Exception | None = None
-            except StopIteration as error:  # a future refuses to carry it
-                outcome, failure = None, EnvironmentFailure(f"{self._name}: {error!r}")
-            except Exception as error:
-                outcome, failure = None, error
-            except BaseException as error:  # a `sys.exit` in a game must not end the actor
-                outcome, failure = None, EnvironmentFailure(f"{self._name}: {error!r}")
-            with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
-                loop.call_soon_threadsafe(_settle, future, outcome, failure)
-
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._jobs.put(job)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._abandoned = True
-            if (abandoned := ABANDONED.get()) is not None:
-                abandoned.add()
-                self._jobs.put(abandoned.remove)
-            raise
-
-    async def close(self, release: Callable[[], None]) -> None:
-        """Run `release` last, then end the thread. Nothing is raised: what breaks here is logged."""
-        if self._thread is None or self._closed:
-            self._closed = True
-            return
-
-        def logged() -> None:
-            try:
-                release()
-            except Exception as error:
-                log_closing(self._name, error)
-
-        try:
-            if self._abandoned:
-                self._jobs.put(logged)  # after the hung call, if that ever returns
-            else:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CLOSE_SECONDS):
-                        await self.call(logged)
-        finally:
-            self._closed = True
-            self._jobs.put(None)
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-
-def _settle(future: asyncio.Future[Any], outcome: Any, failure: Exception | None) -> None:
-    if future.done():  # cancelled meanwhile
-        return
-    if failure is not None:
-        future.set_exception(failure)
-    else:
-        future.set_result(outcome)
+def _contained(function: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return function(*arguments)
+    except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+        raise EnvironmentFailure(repr(error)) from error
 
 
 class GlobalRandomness:
@@ -167,7 +81,7 @@ class GlobalRandomness:
 
 
 class BlockingEnvironment(abc.ABC):
-    """An `Environment` whose `_reset`, `_step` and `_release` may block: they run on the session's thread.
+    """An `Environment` whose `_reset`, `_step` and `_release` may block.
 
     Latency and faults that a run injects strike before each step.
     """
@@ -176,25 +90,59 @@ class BlockingEnvironment(abc.ABC):
 
     def __init__(self, config: EnvironmentConfig, *, latency: bool, weather_seed: int) -> None:
         self._weather = ToolWeather(config, weather_seed, latency=latency)
-        self._thread = SessionThread(f"{self.name} session")
-        self._started = False
+        self._in_play = False
+        self._guard = threading.Lock()
+        self._running = False
+        self._opened = False
+        """Whether a `_reset` began, so that there may be something to release."""
+        self._abandoned = False
+        self._closed = False
 
     async def reset(self, seed: int) -> Observation:
-        self._started = False
-        first = await self._thread.call(self._reset, seed)
-        self._started = True
+        self._in_play = False
+        first = await self._call(self._reset, seed)
+        self._in_play = True
         return first
 
     async def step(self, message: str) -> StepResult:
-        if not self._started:
+        if not self._in_play:
             raise EnvironmentFailure(f"{self.name}: step before reset, or after the end")
         await self._weather.call()
-        result = await self._thread.call(self._step, message)
-        self._started = not result.done
+        result = await self._call(self._step, message)
+        self._in_play = not result.done
         return result
 
     async def close(self) -> None:
-        await self._thread.close(self._release)
+        with self._guard:
+            done, self._closed = self._closed, True
+            if done or self._running or not self._opened:
+                return  # a call that still runs releases when it ends
+        await on_thread(self._release)
+
+    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        if self._abandoned or self._closed:
+            raise EnvironmentFailure(f"{self.name}: the session is over: a call of it was abandoned, or it is closed")
+        try:
+            return await on_thread(self._guarded, function, *arguments)
+        except asyncio.CancelledError:
+            with self._guard:
+                self._abandoned = True
+            raise
+
+    def _guarded(self, function: Callable[..., T], *arguments: Any) -> T:
+        """One call, on its thread."""
+        with self._guard:
+            if self._abandoned or self._closed:  # while it waited for a thread
+                raise EnvironmentFailure(f"{self.name}: abandoned before it began")
+            self._running = self._opened = True
+        try:
+            return function(*arguments)
+        finally:
+            with self._guard:
+                self._running = False
+                release = self._closed
+            if release:
+                self._release()
 
     @abc.abstractmethod
     def _reset(self, seed: int) -> Observation:

@@ -52,7 +52,7 @@ class TextGame(BlockingEnvironment):
             "malformed_calls": float(self._invalid),
         }
         text = "" if moved.done else moved.text
-        return StepResult(text, moved.reward, moved.done, components=components, truncated=moved.truncated)
+        return StepResult(text, moved.reward, moved.done, components=components, truncated=moved.truncated, role="user")
 
     @abc.abstractmethod
     def _open(self, seed: int) -> str:

@@ -73,7 +73,7 @@ class GymnasiumText(BlockingEnvironment):
             action = self._decode("" if text is None else text)
         except NotAnAction as error:
             self._malformed += 1
-            return StepResult(str(error), 0.0, False, components=self._components())
+            return StepResult(str(error), 0.0, False, components=self._components(), role="user")
         observation, reward, terminated, truncated, _ = self._environment.step(action)
         self._return += float(reward)
         self._actions += 1
@@ -84,6 +84,7 @@ class GymnasiumText(BlockingEnvironment):
             done,
             components=self._components(),
             truncated=done and not terminated,
+            role="user",
         )
 
     def _components(self) -> dict[str, float]:

@@ -9,19 +9,21 @@ the server's schema refuses is told to the policy; an environment that raises is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 from tunix_core.environment_config import EnvironmentConfig, OpenEnvOptions
-from tunix_core.environments.adapters.blocking import CLOSE_SECONDS, load_package, log_closing
+from tunix_core.environments.adapters.blocking import load_package
 from tunix_core.environments.base import Observation, StepResult, ToolWeather
 from tunix_core.errors import EnvironmentFailure
 from tunix_core.validation import require_package
 
 EXTRA = "openenv"
 FIRST_PAUSE_SECONDS = 0.2
+DROP_SECONDS = 1.0
 _CODE = re.compile(r"\(code: (\w+)\)$")
 _NOT_JSON = "Not an action. Write a JSON object."
 
@@ -63,25 +65,28 @@ class OpenEnvSession:
         try:
             result = await self._client.step(action)
         except TimeoutError as error:
-            await self.close()
-            raise EnvironmentFailure(f"openenv: no answer within {self._options.step_seconds} s") from error
+            await self._fail(f"no answer within {self._options.step_seconds} s", error)
         except RuntimeError as error:  # what the server answers with
             if _code(error) == "VALIDATION_ERROR":
                 return self._refused("The environment does not accept this action.")
             raise EnvironmentFailure(f"openenv: {error}") from error
         except Exception as error:
-            await self.close()
-            raise EnvironmentFailure(f"openenv: the connection broke: {error!r}") from error
+            await self._fail(f"the connection broke: {error!r}", error)
         reward = float(result.reward or 0.0)
         self._return += reward
         self._actions += 1
         text = "" if result.done else self._text(result.observation)
-        return StepResult(text, reward, bool(result.done), components=self._components())
+        return StepResult(text, reward, bool(result.done), components=self._components(), role="user")
 
     async def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            await _close(client)
+            await client.close()
+
+    async def _fail(self, why: str, error: Exception) -> NoReturn:
+        client, self._client = self._client, None
+        await _drop(client)
+        raise EnvironmentFailure(f"openenv: {why}") from error
 
     async def _connected(self, arguments: dict[str, Any]) -> Any:
         """A fresh session's answer to the reset."""
@@ -101,12 +106,12 @@ class OpenEnvSession:
                 client.keeps_connection = True
                 result = await client.reset(**arguments)
             except Exception as error:
-                await _close(client)
+                await _drop(client)
                 failure = error
                 if not isinstance(error, ConnectionError) and _code(error) != "CAPACITY_REACHED":
                     break
             except BaseException:
-                await _close(client)
+                await _drop(client)
                 raise
             else:
                 self._client = client
@@ -125,7 +130,7 @@ class OpenEnvSession:
 
     def _refused(self, text: str) -> StepResult:
         self._malformed += 1
-        return StepResult(text, 0.0, False, components=self._components())
+        return StepResult(text, 0.0, False, components=self._components(), role="user")
 
     def _text(self, observation: dict[str, Any]) -> str:
         field = self._options.observation_field
@@ -164,13 +169,11 @@ def _client_type() -> Any:
     return OneSessionClient
 
 
-async def _close(client: Any) -> None:
-    """Say goodbye, at most for so long; the server ends the session when the connection goes."""
-    try:
-        async with asyncio.timeout(CLOSE_SECONDS):
+async def _drop(client: Any) -> None:
+    """Close what has failed already, at most for so long; the server ends a session whose connection goes."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(DROP_SECONDS):
             await client.close()
-    except Exception as error:
-        log_closing("openenv", error)
 
 
 def _code(error: BaseException) -> str:

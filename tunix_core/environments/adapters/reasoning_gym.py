@@ -55,7 +55,7 @@ class ReasoningGym(BlockingEnvironment):
         self._package = load_package("reasoning_gym", "reasoning-gym")
         self._instance: ReasoningInstance | None = None
         self._malformed = 0
-        self._instructions = how_to(
+        self.instructions = how_to(
             self._options.answer, "answer", "your final answer, in the form that the question asks for,"
         )
         for name in self._options.datasets:
@@ -82,10 +82,6 @@ class ReasoningGym(BlockingEnvironment):
             return self._draw(rng)
 
         return draw_instance(seed, draw)
-
-    def opening(self, seed: int) -> Observation:
-        """See `Demonstrated`."""
-        return Observation(self.instance(seed).question, self._instructions)
 
     def demonstration(self, seed: int) -> list[tuple[str, str]]:
         """A perfect episode as `(role, text)`; see `Demonstrated.demonstration`.
@@ -116,14 +112,16 @@ class ReasoningGym(BlockingEnvironment):
     def _reset(self, seed: int) -> Observation:
         self._malformed = 0
         self._instance = self.instance(seed)
-        return Observation(self._instance.question, self._instructions)
+        return Observation(self._instance.question, self.instructions)
 
     def _step(self, message: str) -> StepResult:
         assert self._instance is not None
         answer = extract(message, self._options.answer, "answer")
         if answer is None:
             self._malformed += 1
-            return StepResult(f"{NO_ANSWER} {self._instructions}", 0.0, False, components=self._components(0.0))
+            return StepResult(
+                f"{NO_ANSWER} {self.instructions}", 0.0, False, components=self._components(0.0), role="user"
+            )
         score = self._score(answer)
         reward = score if self._options.partial_credit else float(score >= 1.0)
         return StepResult("", reward, True, components=self._components(score))

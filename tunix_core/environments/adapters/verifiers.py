@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tunix_core.environment_config import EnvironmentConfig, VerifiersOptions
-from tunix_core.environments.adapters.blocking import SessionThread, load_package
+from tunix_core.environments.adapters.blocking import load_package
 from tunix_core.environments.base import SPLITS, Observation, StepResult, ToolWeather, split_of
 from tunix_core.errors import ConfigError, EnvironmentFailure
 
@@ -41,7 +41,7 @@ class VerifiersTask:
     """One episode of one task.
 
     Raises:
-        ConfigError: the package is missing.
+        ConfigError: the package is missing, or see `load_tasks`.
     """
 
     name = "verifiers"
@@ -49,12 +49,12 @@ class VerifiersTask:
     def __init__(self, config: EnvironmentConfig, *, latency: bool = True, weather_seed: int = 0) -> None:
         self._options = config.options_as(VerifiersOptions)
         self._vf = load_package("verifiers.v1", EXTRA)
+        self._tasks = load_tasks(self._options)
         self._weather = ToolWeather(config, weather_seed, latency=latency)
-        self._thread = SessionThread("verifiers session")
         self._task: Any = None
 
     async def reset(self, seed: int) -> Observation:
-        tasks = (await self._thread.call(load_tasks, self._options))[split_of(seed)]
+        tasks = self._tasks[split_of(seed)]
         if not tasks:
             raise EnvironmentFailure(
                 f"verifiers: no task of {self._options.taskset} falls to the split {split_of(seed)}; it has too few. "
@@ -99,7 +99,7 @@ class VerifiersTask:
         return StepResult("", float(trace.reward), True, components={**metrics, **rewards})
 
     async def close(self) -> None:
-        await self._thread.close(lambda: None)
+        """Holds nothing."""
 
     async def _hook(self, hook: Any) -> None:
         wanted = {"trace": self._trace, "runtime": None}
@@ -108,7 +108,7 @@ class VerifiersTask:
 
 
 def load_tasks(options: VerifiersOptions) -> Mapping[str, Sequence[Any]]:
-    """The tasks by split, once per process; may take long.
+    """The tasks by split; read when the process's first session is made, so that what does not fit ends the actor.
 
     Raises:
         ConfigError: there is no such taskset, or its tasks need what an answer alone cannot give.
