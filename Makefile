@@ -129,7 +129,7 @@ format: install  ## Rewrite the files as `make lint` wants them.
 bench: install  ## One measurement: BENCH=learner_feed BENCH_ARGS="--run URI --quick --check".
 	$(BIN)/python -m tests.benchmarks.$(BENCH) $(BENCH_ARGS)
 
-bench-peers: $(PEERS)/.installed  ## The environment of google-tunix and PyTorch in .venv-peers, for BENCH=learner.
+bench-peers: $(PEERS)/.installed  ## The environment of google-tunix and PyTorch in .venv-peers, for BENCH=learner and BENCH=actor.
 
 $(PEERS)/.installed: tests/benchmarks/peers/requirements.txt
 	$(PYTHON) -m venv --clear $(PEERS)

@@ -90,12 +90,14 @@ class _Counts:
     def __init__(self, counters: EngineCounters) -> None:
         self._counters = counters
         self._before = dict(vars(counters))
-        self._started = time.perf_counter()
+        self._started = time.perf_counter(), time.process_time()
 
     def since(self) -> dict[str, float]:
         now = vars(self._counters)
         counts = {name: now[name] - before for name, before in self._before.items()}
-        return {**counts, "seconds": time.perf_counter() - self._started}
+        started, cpu_started = self._started
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+        return {**counts, "seconds": seconds, "cpu_seconds": cpu_seconds}
 
 
 def _spec(number: int) -> EpisodeSpec:

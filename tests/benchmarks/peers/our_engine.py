@@ -26,18 +26,19 @@ END = 1
 """One of the ids that are never drawn."""
 
 
-def actor_config(batch: int, longest: int, most_new: int) -> ActorConfig:
+def actor_config(batch: int, longest: int, most_new: int, num_sizes: int = 3) -> ActorConfig:
     """As one would for so many sessions of such lengths."""
     return ActorConfig(
         num_slots=batch,
         context_tokens=max(16, longest),
         max_turn_tokens=most_new,
         decode_rows=batch,
-        decode_row_sizes=3,
+        decode_row_sizes=num_sizes,
         decode_steps=8,
         prefill_rows=4,
+        prefill_row_sizes=min(2, num_sizes),
         prefill_tokens=64,
-        context_sizes=3,
+        context_sizes=num_sizes,
     )
 
 
@@ -81,7 +82,9 @@ def main(folder: Path) -> None:
 
     def warm_up() -> dict[str, Any]:
         asyncio.run(answer(engine, work.batches[0], 0))
-        greedy = make_engine(model, actor, params, sampling="greedy")
+        # Of one size each: speed is no matter, compilations are.
+        of_one_size = actor_config(len(work.greedy), longest, work.most_new, num_sizes=1)
+        greedy = make_engine(model, of_one_size, params, sampling="greedy")
         return {"greedy": asyncio.run(answer(greedy, work.greedy, 0))[0]}
 
     serve(update, {"layout": f"{actor.num_slots} slots of {actor.context_tokens}"}, warm_up)
