@@ -42,7 +42,7 @@ class ServerKind:
         )
 
     def engine(self, **actor_fields: Any) -> OpenAIEngine:
-        self._server.faults(step_seconds=0.05 if "swap_policy" in actor_fields else 0.0)
+        self._server.faults(step_seconds=0.2 if "swap_policy" in actor_fields else 0.0)
         return OpenAIEngine(
             self._config,
             [self._server.url],
