@@ -41,6 +41,10 @@ class Kind(Protocol):
         """As `swap` takes them."""
         ...
 
+    async def amid_turns(self, engine: PolicyEngine) -> list[TurnEnd]:
+        """Generate until some turns have a part of their tokens."""
+        ...
+
 
 class Run(NamedTuple):
     """A kind's engine, started, and the test's loop around it."""
@@ -278,7 +282,7 @@ class EngineContract:
             slots = [run.acquire(policy, i) for i in range(ACTOR.num_slots - 1)]
             for slot in slots:
                 run.engine.begin_turn(slot, PROMPT)
-            ended = await run.engine.advance()
+            ended = await kind.amid_turns(run.engine)
             ended += await run.swap(5)
             late = run.acquire("late")
             run.engine.begin_turn(late, PROMPT)
