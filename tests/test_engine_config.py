@@ -65,3 +65,9 @@ def test_each_actor_needs_a_server_of_its_own() -> None:
 
 def test_the_decoder_needs_none_of_it() -> None:
     assert dataclasses.asdict(RunConfig(recipe="test"))["engine"]["kind"] == "jax"
+
+
+def test_a_server_cannot_keep_old_weights_to_the_end_of_an_episode() -> None:
+    with pytest.raises(ConfigError, match="one version") as error:
+        RunConfig(recipe="test", engine=EngineConfig(**SERVED), actor=ActorConfig(swap_policy="finish"))
+    assert error.value.field == "actor.swap_policy"
