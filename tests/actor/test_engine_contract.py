@@ -60,7 +60,7 @@ class ServerKind:
         )
 
     async def amid_turns(self, engine: PolicyEngine) -> list[TurnEnd]:
-        ended: list[TurnEnd] = []
+        ended = await engine.advance()  # every request is at least at its server's gate
         while self._server.left("dispatches"):
             ended += await engine.advance()
         return ended
