@@ -34,7 +34,8 @@ def open_run(root: str, dag_id: str, run_id: str, recipe: str, overrides: Mappin
         read_run(store)
     except ObjectMissing:
         config = load_recipe(recipe, overrides)
-        for uri_from_outside in (config.model.pretrained_uri, config.reference_uri, config.start_uri):
+        model, engine = config.model, config.engine
+        for uri_from_outside in (model.pretrained_uri, config.reference_uri, config.start_uri, engine.weights_folder):
             if uri_from_outside:
                 open_store(uri_from_outside, roots=store_roots())
         create_run(store, config, run_id=run_id, extra={"dag_id": dag_id})

@@ -43,12 +43,17 @@ def test_what_cannot_work_is_refused_by_name(fields: dict[str, Any], named: str)
 
 
 @pytest.mark.parametrize(
-    "fields", [{"base_urls": ("http://me:hunter2@gpu-1:8000",)}, {"api_key_variable": "sk-hunter2"}]
+    "fields",
+    [
+        {"base_urls": ("http://me:hunter2@gpu-1:8000",)},
+        {"api_key_variable": "sk-hunter2"},
+        {"api_key_variable": "SECRET_HUNTER2"},
+    ],
 )
 def test_a_secret_in_the_wrong_place_is_not_repeated(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as error:
         EngineConfig(**{**SERVED, **fields})
-    assert "hunter2" not in str(error.value)
+    assert "hunter2" not in str(error.value).lower()
 
 
 def test_each_actor_needs_a_server_of_its_own() -> None:
@@ -60,3 +65,9 @@ def test_each_actor_needs_a_server_of_its_own() -> None:
 
 def test_the_decoder_needs_none_of_it() -> None:
     assert dataclasses.asdict(RunConfig(recipe="test"))["engine"]["kind"] == "jax"
+
+
+def test_a_server_cannot_keep_old_weights_to_the_end_of_an_episode() -> None:
+    with pytest.raises(ConfigError, match="one version") as error:
+        RunConfig(recipe="test", engine=EngineConfig(**SERVED), actor=ActorConfig(swap_policy="finish"))
+    assert error.value.field == "actor.swap_policy"

@@ -24,7 +24,8 @@ class EngineConfig:
     model_name: str = "policy"
     """As the server calls it (`--served-model-name`); vLLM wants it in each request."""
     api_key_variable: str = ""
-    """Name of the environment variable that holds the servers' key; empty: none is sent."""
+    """Name of the environment variable that holds the servers' key, `TUNIX_ENGINE_KEY` or with more behind it: a run's
+    configuration must not be able to send any other secret of the environment to an address. Empty: none is sent."""
     weights_folder: str = ""
     """Absolute path of a folder that actors and servers see under the same name; versions are handed over in it."""
     weights_dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -62,11 +63,11 @@ class EngineConfig:
             require_range(f"engine.{field}", getattr(self, field), 0.001, 86_400)
         require_range("engine.last_retry_seconds", self.last_retry_seconds, self.first_retry_seconds, 86_400)
         require(
-            re.fullmatch(r"[A-Z][A-Z0-9_]*|", self.api_key_variable) is not None,
+            re.fullmatch(r"(TUNIX_ENGINE_KEY(_[A-Z0-9_]+)?)?", self.api_key_variable) is not None,
             "engine.api_key_variable",
             # What stands there by mistake may be the key.
             "something else",
-            "the NAME of an environment variable: capitals, digits and _",
+            "TUNIX_ENGINE_KEY or TUNIX_ENGINE_KEY_…, the NAME of an environment variable",
             "Put the key into that variable of the actors' environment, never into the configuration.",
         )
         if self.kind == "jax":

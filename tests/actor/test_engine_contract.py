@@ -11,6 +11,7 @@ from tests.actor.support import ACTOR, MODEL, engine, weights
 from tests.support.server_process import ServerProcess, served
 from tunix_core.actor.engine import Engine
 from tunix_core.actor.openai_engine import OpenAIEngine
+from tunix_core.actor.policy_engine import PolicyEngine, TurnEnd
 from tunix_core.engine_config import EngineConfig
 from tunix_core.tokenizer import ByteTokenizer
 
@@ -20,6 +21,9 @@ class DecoderKind:
 
     def engine(self, **actor_fields: Any) -> Engine:
         return engine(self.weights(0), 0, **actor_fields)
+
+    async def amid_turns(self, engine: PolicyEngine) -> list[TurnEnd]:
+        return await engine.advance()
 
     def weights(self, version: int) -> Any:
         return weights(SEEDS[version])
@@ -42,7 +46,8 @@ class ServerKind:
         )
 
     def engine(self, **actor_fields: Any) -> OpenAIEngine:
-        self._server.faults(step_seconds=0.05 if "swap_policy" in actor_fields else 0.0)
+        immediate = actor_fields.get("swap_policy") == "immediate"
+        self._server.faults(**({"dispatches": 3} if immediate else {"step_seconds": 0.02}))
         return OpenAIEngine(
             self._config,
             [self._server.url],
@@ -53,6 +58,12 @@ class ServerKind:
             end_of_turn=ByteTokenizer.END_OF_TURN,
             decode=ByteTokenizer().decode,
         )
+
+    async def amid_turns(self, engine: PolicyEngine) -> list[TurnEnd]:
+        ended = await engine.advance()  # every request is at least at its server's gate
+        while self._server.left("dispatches"):
+            ended += await engine.advance()
+        return ended
 
     def weights(self, version: int) -> Any:
         return served(self._root, SEEDS[version], version)

@@ -307,15 +307,15 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
     bench.server.faults(key="hunter2")
     with pytest.raises(ConfigError, match="401"):
         bench.run(speak)
-    with pytest.raises(ConfigError, match="TUNIX_TEST_KEY"):
-        bench.run(speak, api_key_variable="TUNIX_TEST_KEY")
-    monkeypatch.setenv("TUNIX_TEST_KEY", "hunter2")
+    with pytest.raises(ConfigError, match="TUNIX_ENGINE_KEY_TEST"):
+        bench.run(speak, api_key_variable="TUNIX_ENGINE_KEY_TEST")
+    monkeypatch.setenv("TUNIX_ENGINE_KEY_TEST", "hunter2")
 
     async def test(engine: OpenAIEngine) -> None:
         bench.server.faults(key="hunter2", status=[500, 1, 0], reset=1)
         check(engine, await speak(engine, 2))
 
-    bench.run(test, api_key_variable="TUNIX_TEST_KEY")
+    bench.run(test, api_key_variable="TUNIX_ENGINE_KEY_TEST")
     assert "hunter2" not in "\n".join(bench.lines)
 
 

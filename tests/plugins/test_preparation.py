@@ -51,6 +51,15 @@ def test_weights_from_outside_the_roots_are_refused(root: str, option: str) -> N
     assert read_run(open_store(preparation.open_run(root, "d", "r", "lookup", inside)))
 
 
+def test_weights_are_handed_to_servers_under_the_roots_only(root: str) -> None:
+    served = {"engine.kind": "openai", "engine.base_urls": ["http://a:1", "http://b:1"]}
+    with pytest.raises(ConfigError, match="/etc"):
+        preparation.open_run(root, "d", "r", "lookup", {**served, "engine.weights_folder": "/etc"})
+    assert not list_runs(root)
+    inside = {**served, "engine.weights_folder": f"{root.removeprefix('file://')}/weights"}
+    assert read_run(open_store(preparation.open_run(root, "d", "r", "lookup", inside)))
+
+
 def test_empty_fields_keep_the_recipes_values() -> None:
     params = {"seed": 3, "num_steps": None, "overrides": {"actor.replicas": 2}}
     fields = {"seed": "seed", "num_steps": "learner.num_steps"}

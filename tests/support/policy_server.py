@@ -10,6 +10,7 @@ It really loads Hugging Face folders, really decodes with them, and really forge
     idle_reload, failing_reload          reloads that change nothing; that fail
     key                                  wanted in each request
     step_seconds                         pause between dispatches
+    dispatches                           only so many, until it is paused
     restart: seconds                     all connections break, nothing answers for so long, then the first weights again
 """
 
@@ -128,6 +129,11 @@ class PolicyServer:
             await asyncio.sleep(self.faults.get("step_seconds", 0.0))
             if not self._engine.busy:
                 continue
+            if (left := self.faults.get("dispatches")) is not None:
+                if left == 0:
+                    await asyncio.sleep(0.01)
+                    continue
+                self.faults["dispatches"] = left - 1
             ended = {end.slot for end in await self._engine.advance()}
             for job in list(self._jobs):
                 if job.cut(self._drawn(job)) or job.slot in ended:
@@ -191,6 +197,9 @@ class PolicyServer:
     async def set_faults(self, request: web.Request) -> web.Response:
         self.faults = await request.json()
         return web.json_response({"seen": self.seen})
+
+    async def tell_faults(self, _request: web.Request) -> web.Response:
+        return web.json_response(self.faults)
 
     @web.middleware
     async def guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -330,6 +339,7 @@ class PolicyServer:
         assert mode == "abort"
         self._resumed.clear()
         self.abort_all()
+        self.faults.pop("dispatches", None)
         return web.json_response({"status": "paused"})
 
     async def resume(self, _request: web.Request) -> web.Response:
@@ -351,6 +361,7 @@ class PolicyServer:
         app.add_routes(
             [
                 web.post("/faults", self.set_faults),
+                web.get("/faults", self.tell_faults),
                 web.get("/v1/models", self.models),
                 web.post("/v1/completions", self.completions),
                 web.get("/weight_info", self.tell_version),

@@ -20,7 +20,7 @@ from tunix_core.pretrained.exporting import export_model
 from tunix_core.processes import free_port
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 90.0
+START_SECONDS = 240.0
 
 FIRST_SEED = 9
 """Of the weights that the session's server starts with: those of no version."""
@@ -77,6 +77,11 @@ class ServerProcess:
         with urllib.request.urlopen(request, timeout=10) as response:
             found: dict[str, int] = json.load(response)["seen"]
             return found
+
+    def left(self, fault: str) -> Any:
+        """What is left of a fault."""
+        with urllib.request.urlopen(f"{self.url}/faults", timeout=10) as response:
+            return json.load(response).get(fault)
 
     def kill(self) -> None:
         self._process.kill()

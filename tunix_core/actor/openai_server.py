@@ -161,6 +161,8 @@ class Server:
             self._fingerprint = await self._measure(weights)
             self.weights = weights
         else:
+            # One broken connection is no dead server: others may still be answered, by the weights they began with.
+            await self.gate.drained()
             await self._load(weights)
         await self._check_temperature()
         self._opened()
