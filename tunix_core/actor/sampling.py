@@ -58,7 +58,7 @@ def uniforms(keys: jax.Array | np.ndarray, positions: jax.Array) -> jax.Array:
     """
 
     def one(key: jax.Array | np.ndarray, position: jax.Array) -> jax.Array:
-        folded = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), position)
+        folded = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32"), position)
         return jax.random.uniform(folded, (), jnp.float32)
 
     return jax.vmap(one)(keys, positions)
