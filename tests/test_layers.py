@@ -64,7 +64,11 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         SCIENCE | STORAGE | JAX,
         {"rl", "distributed", "models", "storage", "data", "environments"},
     ),
-    "tunix_core.console": (SCIENCE | STORAGE | {"rich"}, {"storage", "evaluation", "environments", "rl", "simulation"}),
+    "tunix_core.archive": (SCIENCE | STORAGE | {"duckdb"}, {"storage"}),
+    "tunix_core.console": (
+        SCIENCE | STORAGE | {"rich"},
+        {"archive", "storage", "evaluation", "environments", "rl", "simulation"},
+    ),
     "tasks": (
         SCIENCE | STORAGE | JAX,
         {

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from tunix_core import paths
 from tunix_core.config_loading import parse_overrides
-from tunix_core.console import simulation
+from tunix_core.console import simulation, trajectories
 from tunix_core.console.environment import show_environment
-from tunix_core.errors import ConfigError, DataError, TunixError, report_error
+from tunix_core.errors import ConfigError, TunixError, report_error
 from tunix_core.evaluation.held_out import read_evaluations
 from tunix_core.storage.control import read_heartbeats, read_processes, read_stop, request_profile
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.run_directory import read_run
-from tunix_core.storage.shards import ShardRows, decode
 from tunix_core.storage.store import ObjectStore, open_store
-from tunix_core.types import LEDGER_CLASSES, Trajectory
+from tunix_core.types import LEDGER_CLASSES
 
 
 def status(store: ObjectStore, console: Console) -> None:
@@ -54,74 +50,6 @@ def status(store: ObjectStore, console: Console) -> None:
         console.print(
             f"held-out success of version {version}: {s.value:.1%} ({s.low:.1%} to {s.high:.1%}, {s.n} tasks)"
         )
-
-
-def _shards(store: ObjectStore) -> Iterator[tuple[str, ShardRows]]:
-    """Readable shards, newest first."""
-    for key in sorted(store.list_after(paths.TRAJECTORIES), reverse=True):
-        try:
-            yield key, decode(store.get(key))
-        except DataError as error:
-            print(f"{key}: {error}", file=sys.stderr)
-
-
-def list_trajectories(store: ObjectStore, console: Console, limit: int, success: bool | None) -> None:
-    """The newest trajectories, a line each."""
-    table = Table("trajectory", "version", "reward", "turns", "tokens", "finish")
-    shown = 0
-    for key, rows in _shards(store):
-        for row in range(rows.num_rows):
-            if shown == limit:
-                break
-            if row in rows.faults:
-                print(f"{key} row {row}: {rows.faults[row]}", file=sys.stderr)
-                continue
-            trajectory = rows.trajectory(row)
-            if success is not None and (trajectory.reward >= 1) != success:
-                continue
-            shown += 1
-            low, high = trajectory.policy_version_min, trajectory.policy_version_max
-            table.add_row(
-                trajectory.trajectory_id,
-                str(low) if low == high else f"{low} to {high}",
-                f"{trajectory.reward:g}",
-                str(sum(turn.role == "policy" for turn in trajectory.turns)),
-                str(trajectory.num_tokens),
-                trajectory.finish_reason,
-            )
-        if shown == limit:
-            break
-    console.print(table)
-
-
-def show_trajectory(store: ObjectStore, console: Console, trajectory_id: str) -> None:
-    """One transcript; what the policy generated is set off, with version and mean log probability per turn.
-
-    Raises:
-        ConfigError: no such trajectory.
-    """
-    for key, rows in _shards(store):
-        for row in range(rows.num_rows):
-            if str(rows.column("trajectory_id")[row]) == trajectory_id:
-                console.print(f"{key} row {row}", style="dim")
-                _show(rows.trajectory(row), console)
-                return
-    raise ConfigError("trajectory", trajectory_id, "an id of this run", "List them: tunixctl trajectories --run URI.")
-
-
-def _show(trajectory: Trajectory, console: Console) -> None:
-    # One message per turn; marks of the chat template belong to turns and to no message.
-    for turn, message in zip(trajectory.turns, json.loads(trajectory.messages), strict=True):
-        said = message["content"]
-        is_policy = turn.role == "policy"
-        text = Text(f"{turn.role:7}", style="dim")
-        text.append(said, style="bold cyan" if is_policy else "")
-        if is_policy:
-            logprob = float(trajectory.behavior_logprobs[turn.start : turn.end].mean())
-            versions = sorted(set(trajectory.token_policy_version[turn.start : turn.end].tolist()))
-            text.append(f"   version {', '.join(map(str, versions))}, mean logprob {logprob:.3f}", style="dim")
-        console.print(text)
-    console.print(f"reward {trajectory.reward:g}  {json.dumps(dict(trajectory.reward_components))}")
 
 
 def profile(store: ObjectStore, console: Console, steps: int, name: str | None) -> None:
@@ -158,12 +86,19 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     command("status", "processes, clock, versions, ledger, staleness, evaluations")
-    trajectories = command("trajectories", "the newest trajectories, or one transcript")
-    trajectories.add_argument("id", nargs="?", help="show this one")
-    trajectories.add_argument("--limit", type=int, default=20, help="lines (%(default)s)")
-    outcome = trajectories.add_mutually_exclusive_group()
-    outcome.add_argument("--solved", dest="success", action="store_true", default=None)
-    outcome.add_argument("--failed", dest="success", action="store_false", default=None)
+    listed = command("trajectories", "the newest trajectories, or one transcript")
+    listed.add_argument("id", nargs="?", help="show this one")
+    listed.add_argument("--limit", type=int, default=20, help="lines (%(default)s)")
+    listed.add_argument("--tokens", action="store_true", help="with an id: token by token, colored by log probability")
+    trajectories.add_selection(listed)
+    exported = command("export-trajectories", "trajectories to a .jsonl file or a folder for Hugging Face datasets")
+    exported.add_argument("--to", required=True, help="FILE.jsonl, or a missing or an empty folder")
+    trajectories.add_selection(exported)
+    brought = command("import-trajectories", "what export-trajectories wrote, as shards of a run")
+    brought.add_argument("--from", dest="source", required=True, help="FILE.jsonl or a folder")
+    asked = command("sql", "DuckDB over the views trajectories, turns, consumed, evaluations, metrics_<process>")
+    asked.add_argument("statement", help="such as: select environment, avg(reward) from trajectories group by all")
+    asked.add_argument("--csv", action="store_true", help="instead of a table")
     evaluate = command("evaluate", "a policy version on held-out tasks")
     evaluate.add_argument("--version", default="last", help="first, last or a number (%(default)s)")
     trace = command("profile", "asks the learner for a jax.profiler trace of its next steps")
@@ -223,12 +158,18 @@ def main(argv: list[str] | None = None) -> int:
             return _task("export_model", "--run", arguments.run, *options)
         elif arguments.command == "profile":
             profile(store, console, arguments.steps, arguments.id)
+        elif arguments.command == "export-trajectories":
+            trajectories.export_trajectories(store, console, trajectories.selection_of(arguments), arguments.to)
+        elif arguments.command == "import-trajectories":
+            trajectories.bring_trajectories(store, console, arguments.source)
+        elif arguments.command == "sql":
+            trajectories.answer(store, console, arguments.statement, as_csv=arguments.csv)
+        elif arguments.id and arguments.tokens:
+            return _task("show_trajectory", "--run", arguments.run, "--id", arguments.id)
         elif arguments.id:
-            show_trajectory(store, console, arguments.id)
+            trajectories.show_trajectory(store, console, arguments.id)
         else:
-            if arguments.limit < 1:
-                raise ConfigError("--limit", arguments.limit, "at least 1", "Ask for a line or more.")
-            list_trajectories(store, console, arguments.limit, arguments.success)
+            trajectories.list_trajectories(store, console, trajectories.selection_of(arguments), arguments.limit)
     except TunixError as error:
         return report_error(error)
     return 0

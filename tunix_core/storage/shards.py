@@ -248,7 +248,7 @@ class ShardRows:
         if row in self.faults:
             raise CorruptObject(f"row {row}: {self.faults[row]}")
         values: dict[str, Any] = {name: self.list_value(name, row) for name in TOKEN_COLUMNS}
-        for name in _TRAJECTORY_SCALARS:
+        for name in TRAJECTORY_SCALARS:
             scalar = self.column(name)[row]
             values[name] = scalar.item() if isinstance(scalar, np.generic) else scalar
         return Trajectory(**values, turns=self._row_turns(row), reward_components=self._row_components(row))
@@ -273,7 +273,7 @@ class ShardRows:
         return dict(items[offsets[row] : offsets[row + 1]])
 
 
-_TRAJECTORY_SCALARS = tuple(
+TRAJECTORY_SCALARS = tuple(
     field.name
     for field in SCHEMA
     if not pa.types.is_nested(field.type)

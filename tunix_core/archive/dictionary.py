@@ -1,0 +1,35 @@
+"""What each column of a trajectory shard means, with its unit. A test holds it to the schema."""
+
+from __future__ import annotations
+
+COLUMNS: dict[str, str] = {
+    "trajectory_id": "Unique within a run; the learner reads equal ids once.",
+    "episode_id": "One attempt at a task; several trajectories where a chat template forked it.",
+    "fork_index": "Place of this trajectory among its episode's, from 0.",
+    "group_id": "Epoch and index of the task instance; its episodes are compared with each other.",
+    "group_size": "Episodes that the group was meant to have.",
+    "task_id": "Index of the task within the epoch.",
+    "environment": "Name of the environment.",
+    "task_seed": "Everything about the task follows from it; its lowest bit tells the split.",
+    "split": "train or held_out.",
+    "actor_id": "Who wrote it.",
+    "incarnation": "… in which of its lives.",
+    "created_at": "Seconds since the epoch, by the writer's clock, when the episode ended.",
+    "num_tokens": "Tokens of the sequence.",
+    "num_policy_tokens": "Tokens that the policy generated.",
+    "tokens": "Ids, as sampled and as said; nothing was ever encoded anew.",
+    "loss_mask": "True where the policy generated the token; prompt, tool and template tokens are false.",
+    "behavior_logprobs": "Natural log of the probability with which the token was sampled, temperature applied; 0 where loss_mask is false.",
+    "token_policy_version": "Version of the weights that sampled the token; -1 where loss_mask is false.",
+    "policy_version_min": "Oldest of them: staleness counts from it; -1 without a policy token.",
+    "policy_version_max": "Newest of them.",
+    "temperature": "Of sampling, above 0.",
+    "turns": "Prompt, policy and tool in turn: role, tokens [start, end), reward, tool_name (empty: no call; several joined by commas), tool_ok, seconds.",
+    "reward": "Of the whole episode; 1 or more counts as solved.",
+    "reward_components": "Named parts and counts behind the reward.",
+    "finish_reason": "completed, or the limit that ended it.",
+    "generation_seconds": "Wall time in which the policy spoke.",
+    "environment_seconds": "Wall time in which the environment had the word.",
+    "messages": "JSON list of role and content, for people; training never reads it.",
+    "content_hash": "SHA-256 of tokens, mask, log-probabilities, versions and reward: equal ids with another hash go to quarantine.",
+}
