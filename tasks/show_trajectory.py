@@ -13,8 +13,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run", required=True)
     parser.add_argument("--id", required=True)
     arguments = parser.parse_args(argv)
-    from rich.console import Console
-
     from tunix_core.console.trajectories import show_tokens
     from tunix_core.pretrained.loading import load_tokenizer
     from tunix_core.storage.run_directory import read_run
@@ -23,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         store = open_store(arguments.run)
         config, _ = read_run(store)
-        show_tokens(store, Console(), arguments.id, load_tokenizer(config.model))
+        show_tokens(store, arguments.id, load_tokenizer(config.model))
     except TunixError as error:
         return report_error(error)
     return 0

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -100,4 +101,6 @@ def test_an_import_refuses_what_the_learner_would(tmp_path) -> None:
 
 def test_the_dictionary_explains_every_column() -> None:
     assert list(COLUMNS) == SCHEMA.names
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert all(f"| `{name}` | {meaning} |" in readme for name, meaning in COLUMNS.items())
     assert from_record(to_record(make_trajectory(0)), "here").trajectory_id == make_trajectory(0).trajectory_id

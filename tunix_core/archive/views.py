@@ -36,6 +36,9 @@ select trajectory_id, episode_id, group_id, environment, policy_version_min, num
 from (select *, unnest(turns) as turn, generate_subscripts(turns, 1) - 1 as number from trajectories)
 """
 
+_SHARD = r"regexp_extract(filename, 'trajectories/date=[^/]*/hour=[^/]*/[^/]*$')"
+"""A file's key within the run, however its store is named."""
+
 _AGES = """
 create view consumed as
 select log.clock, log.clock - 1 - t.policy_version_min as staleness, log.advantage, t.*
@@ -128,10 +131,10 @@ def _trajectories(store: ObjectStore, connection: Any, root: str) -> None:
     connection.register("refused_rows", faulty)
     connection.execute(
         f"""create view trajectories as
-        select * exclude (filename, file_row_number), substr(filename, {len(root) + 1}) as shard, file_row_number as row
+        select * exclude (filename, file_row_number), {_SHARD} as shard, file_row_number as row
         from read_parquet({_texts(root + key for key in keys)}, filename = true, file_row_number = true,
                           hive_partitioning = true)
-        anti join refused_rows on refused_rows.shard = substr(filename, {len(root) + 1})
+        anti join refused_rows on refused_rows.shard = {_SHARD}
             and refused_rows.row = file_row_number"""
     )
 

@@ -141,12 +141,13 @@ def show_trajectory(store: ObjectStore, console: Console, trajectory_id: str) ->
     _last_line(console, trajectory)
 
 
-def show_tokens(store: ObjectStore, console: Console, trajectory_id: str, tokenizer: Tokenizer) -> None:
+def show_tokens(store: ObjectStore, trajectory_id: str, tokenizer: Tokenizer, console: Console | None = None) -> None:
     """One transcript token by token: policy tokens colored by their log probability, the version where it changes.
 
     Raises:
         ConfigError: no such trajectory.
     """
+    console = console or Console()
     shard, row, trajectory = find(store, trajectory_id)
     console.print(f"{shard} row {row}", style="dim")
     legend = Text("log probability: ", style="dim")
