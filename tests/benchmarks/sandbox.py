@@ -8,19 +8,15 @@ what else the machine does falls on all alike. Then many callers share a pool, f
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tests.benchmarks.figures import Goal, shortfalls
-from tests.benchmarks.learner import EXIT_GOAL_MISSED, print_goals
-from tests.benchmarks.machine import describe, print_description
+from tests.benchmarks.figures import Goal
+from tests.benchmarks.parts import Part, run_parts
 from tunix_core.sandbox.launch import find_bubblewrap, host_python
 from tunix_core.sandbox.limits import SandboxConfig, SandboxLimits
 from tunix_core.sandbox.monty import MontySandbox
@@ -94,7 +90,7 @@ def ways(pool: SandboxPool, monty: MontySandbox) -> dict[str, Way]:
     }
 
 
-async def measure(num_rounds: int, num_calls: int) -> dict[str, Any]:
+async def _measure(num_rounds: int, num_calls: int) -> dict[str, Any]:
     """Milliseconds by way, and calls per second of many callers."""
     config = SandboxConfig(num_slots=4, limits=SandboxLimits(wall_seconds=60.0, cpu_seconds=60))
     monty = MontySandbox(config)
@@ -139,6 +135,11 @@ def goals(figures: dict[str, Any]) -> list[Goal]:
     return [Goal("median call, pool over bubblewrap and python per call", ratio, MAX_RATIO, at_least=False)]
 
 
+def measure(*, quick: bool) -> tuple[dict[str, Any], list[Goal]]:
+    figures = asyncio.run(_measure(100, 300) if quick else _measure(1000, 3000))
+    return figures, goals(figures)
+
+
 def report(figures: dict[str, Any]) -> None:
     print(f"\n{figures['isolation']}; started in {figures['start_seconds']:.2f} s\n")
     pool = figures["milliseconds"]["pool"]["p50"]
@@ -148,24 +149,11 @@ def report(figures: dict[str, Any]) -> None:
     print(f"\n{NUM_CALLERS} callers over 4 sandboxes: {figures['calls_per_second']:.0f} calls/s")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.sandbox")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--check", action="store_true", help="fail where a goal is missed")
-    arguments = parser.parse_args(argv)
-    print_description()
-    figures = asyncio.run(measure(100, 300) if arguments.quick else measure(1000, 3000))
-    report(figures)
-    held_to = goals(figures)
-    print_goals(held_to)
-    if arguments.json:
-        kept = {"machine": describe(), "quick": arguments.quick, "figures": figures}
-        arguments.json.write_text(json.dumps({**kept, "goals": [goal._asdict() for goal in held_to]}, indent=1))
-    if arguments.check and (missed := shortfalls(held_to)):
-        print("\n".join(missed), file=sys.stderr)
-        return EXIT_GOAL_MISSED
-    return 0
+PARTS = {"calls": Part(measure, report)}
+
+
+def main(argv: list[str] | None = None, parts: Mapping[str, Part] = PARTS) -> int:
+    return run_parts("sandbox", parts, argv)
 
 
 if __name__ == "__main__":

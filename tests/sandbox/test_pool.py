@@ -228,6 +228,24 @@ def test_the_zygote_can_be_read_by_root_alone_and_holds_nothing_of_a_call(sandbo
         assert not [mark for mark in marks if mark.encode() in memory]
 
 
+def test_a_calls_process_has_no_capability_and_a_filter(sandboxes: Sandboxes) -> None:
+    async def scenario() -> dict[str, str]:
+        call = asyncio.ensure_future(sandboxes.pool.run("print(1, flush=True)\nimport time; time.sleep(60)"))
+        await asyncio.sleep(0.5)
+        (slot,) = sandboxes.pool._slots - set(sandboxes.pool._idle)
+        (pid,) = descendants(zygote_of(slot))
+        status = Path(f"/proc/{pid}/status").read_text()
+        call.cancel()
+        return dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+
+    sandboxes.settle()
+    status = sandboxes.wait(scenario())
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert "0" not in status["Uid"].split()
+    sandboxes.settle()
+
+
 def _memory(pid: int) -> bytes:
     parts = []
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
