@@ -214,7 +214,7 @@ class ActorConfig:
     fits; each combination costs a compilation at start, which long contexts and many slots repay."""
     prefill_dispatches: int = 4
     """At most so many between two decodes: a long prompt does not hold up the turns of others."""
-    shared_prefix_tokens: int = 16
+    shared_prefix_tokens: int = 8
     """A conversation that begins with at least so many tokens that another slot has in its cache copies
     them from there; 0: each reads its own."""
     stop_ids: tuple[int, ...] = ()
