@@ -35,7 +35,7 @@ def test_a_group_reads_its_prompt_once_and_samples_as_if_it_had_not() -> None:
         texts.append([subject.transcripts.conversation(slot).tokens.tolist() for slot, _ in started])
         copied = 7 * (len(PROMPT) - 1) if shared else 0
         assert subject.counters.shared_tokens == copied
-        assert subject.counters.prefill_tokens == (len(PROMPT) if shared else 8 * len(PROMPT))
+        assert subject.counters.prefill_tokens == (len(PROMPT) + 7 if shared else 8 * len(PROMPT))
     assert texts[0] == texts[1]
 
 

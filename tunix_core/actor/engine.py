@@ -206,8 +206,10 @@ class Engine:
         slots.cached[other] = 0
         slots.cache_version[pending] = versions
         waiting = self._share(pending) if self._actor.shared_prefix_tokens else set()
-        # What is left is the token that is fed to the first decode step.
-        slots.state[pending[slots.cached[pending] == self.transcripts.lengths[pending] - 1]] = DECODE
+        # The first decode step reads the one token that is left of these.
+        last = pending[slots.cached[pending] == self.transcripts.lengths[pending] - 1]
+        slots.state[last] = DECODE
+        self.counters.prefill_tokens += len(last)
         ready = np.array([s for s in pending.tolist() if s not in waiting and slots.state[s] == PREFILL], np.int32)
         return ready[slots.cache_version[ready] == slots.cache_version[ready[:1]]]
 
