@@ -94,7 +94,7 @@ class _Counts:
 
     def since(self) -> dict[str, float]:
         now = vars(self._counters)
-        counts = {name: now[name] - before for name, before in self._before.items()}
+        counts = {name: now[name] - before for name, before in self._before.items() if isinstance(before, int | float)}
         started, cpu_started = self._started
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
         return {**counts, "seconds": seconds, "cpu_seconds": cpu_seconds}
