@@ -90,6 +90,20 @@ def test_the_tree_decides_however_it_came_about() -> None:
         assert results[-1].reward == 0
 
 
+def test_calls_of_a_message_wait_for_each_other_however_slow() -> None:
+    for index in range(6):
+        environment = made("files", tool_format="hermes", latency_mean_seconds=0.002, latency_sigma=2.0)
+        seed = next(
+            seed
+            for seed in (task_seed("train", i, index) for i in range(1000))
+            if [change.kind for change in environment.task(seed).changes] == ["move", "move"]
+        )
+        calls = [text for role, text in environment.demonstration(seed) if role == "policy"][:-1]
+        _, results = play(environment, seed, ["\n".join(calls), "Done."])
+        assert results[-1].reward == 1
+        assert results[-1].components["failed_calls"] == 0
+
+
 def test_partial_credit_is_the_part_of_the_way() -> None:
     options = FilesOptions(num_files=4, num_changes=2, partial_credit=0.5)
     environment = made("files", options=options)

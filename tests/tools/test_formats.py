@@ -187,6 +187,7 @@ def test_plain_writes_what_it_reads() -> None:
         "<tool_call>{" * 5_000,
         '<tool_call>{"' * 5_000,
         '{"name": "' + '\\"' * 200_000,
+        '<tool_call>{"name": "' + '\\"' * 200_000 + "\\",
         "<tool_call>" + " " * 200_000,
         "<think>" * 30_000,
         '<tool_call>{"a": ' + "[]," * 100_000,
