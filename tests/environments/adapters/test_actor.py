@@ -64,7 +64,7 @@ def test_an_actor_plays_it(tmp_path, monkeypatch: pytest.MonkeyPatch, name: str)
         for row in members:
             _check(row, name)
     rows = learner.trajectories
-    assert any(row.reward > 0 for row in rows)
+    assert any(row.reward for row in rows)
     assert any(row.reward_components["malformed_calls"] for row in rows) == (name == "gymnasium")
     assert len({row.reward for row in rows}) > 1
 
