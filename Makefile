@@ -88,13 +88,13 @@ chaos: install  ## What `make test` leaves out: the main job under kill -9 and w
 	$(BIN)/python -m pytest -m slow -rP $(TEST_ARGS)
 
 meshes: install  ## Every mesh of 8 forced CPU devices against one device, and four hosts against one.
-	$(BIN)/python -m pytest -m meshes -v $(TEST_ARGS)
+	$(BIN)/python -m pytest -m meshes -v --timeout 900 $(TEST_ARGS)
 
 tpu-plans: install  ## The learner's step through the TPU compiler for described TPUs, up to 70B, in .venv-tpu.
 	@test -x .venv-tpu/bin/python || $(PYTHON) -m venv .venv-tpu
 	$(UV) pip sync --python .venv-tpu/bin/python --require-hashes requirements.lock
 	$(UV) pip install --python .venv-tpu/bin/python 'jax[tpu]'
-	.venv-tpu/bin/python -m pytest -m tpu -v $(TEST_ARGS)
+	.venv-tpu/bin/python -m pytest -m tpu -v --timeout 1200 $(TEST_ARGS)
 	.venv-tpu/bin/python -m tests.planning.big_plans
 
 parity: install models  ## Logits, export and tokenizer against transformers on PyTorch, in .venv-parity.

@@ -103,13 +103,16 @@ def measure_steps(name: str, batch: int, num_rounds: int, peak: float) -> dict[s
     model = MODELS[name]
     requests = make_requests("equal", batch, model.vocab_size)
     work = [Request(*pair) for pair in zip(requests.prompts(), requests.num_new.tolist(), strict=True)]
-    engine = make_engine(model, actor_config(batch, requests.longest, int(requests.num_new.max())), make_weights(model))
+    # Every step has all rows and reads the whole context: one size of each.
+    actor = actor_config(batch, requests.longest, int(requests.num_new.max()), num_sizes=1)
+    engine = make_engine(model, actor, make_weights(model))
     asyncio.run(answer(engine, work, 0))
     seconds, num_steps = [], int(requests.num_new.max()) - 1
     for _ in range(num_rounds):
-        before = engine.counters.decode_seconds
+        before = engine.counters.decode_seconds, engine.counters.decode_rows
         asyncio.run(answer(engine, work, 0))
-        seconds.append((engine.counters.decode_seconds - before) / num_steps)
+        steps = (engine.counters.decode_rows - before[1]) / batch
+        seconds.append((engine.counters.decode_seconds - before[0]) / steps)
     # Reading the prompts is another dispatch.
     need = needs(model, requests, batch)
     prompts = needs(

@@ -41,8 +41,6 @@ EQUAL_PROMPT, EQUAL_NEW = 64, 128
 MEAN_PROMPT, SIGMA_PROMPT, PROMPT_RANGE = 64, 0.5, (16, 256)
 MEAN_NEW, SIGMA_NEW, NEW_RANGE = 128, 1.0, (8, 768)
 """As the learner's trajectories: one answer in twenty is over three times the mean."""
-REQUESTS_PER_PLACE = 4
-"""So many requests as batches would take that hold all but these."""
 NUM_RESERVED = 2
 """Ids that are in no prompt and never drawn: padding and end."""
 HEAD_SCALE = 8.0
