@@ -95,13 +95,8 @@ class _Counts:
         return {name: value for name, value in vars(self._counters).items() if isinstance(value, int | float)}
 
     def since(self) -> dict[str, float]:
-<<<<<<< HEAD
-        now = vars(self._counters)
-        counts = {name: now[name] - before for name, before in self._before.items() if isinstance(before, int | float)}
-=======
         now = self._numbers()
         counts = {name: now[name] - before for name, before in self._before.items()}
->>>>>>> actorbench
         started, cpu_started = self._started
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
         return {**counts, "seconds": seconds, "cpu_seconds": cpu_seconds}
