@@ -69,7 +69,8 @@ def test_turns_of_a_group_through_the_batch(penalty: bool) -> None:
     config = dataclasses.replace(
         make_config(), algorithm=AlgorithmConfig(advantage="turn_level", discount=0.5, **options)
     )
-    rows = make_rows("s", [make_trajectory("x/0", length=7), *group])
+    shard = "trajectories/date=2026-11-30/hour=00/actor_0-a0-00000000.parquet"
+    rows = make_rows(shard, [make_trajectory("x/0", length=7), *group])
     buffer = ReplayBuffer(
         group_advantages=group_advantages(config.algorithm), window_tokens=32, max_staleness=1, buffer_bytes=2**20
     )
