@@ -186,7 +186,7 @@ class Server:
             await self._control(self._dialect.pause())
             try:
                 async with asyncio.timeout(ABORT_SECONDS):
-                    return await self.gate.drained()
+                    await self.gate.drained()
             except TimeoutError:
                 await self._control(self._dialect.resume())
 
