@@ -47,7 +47,7 @@ class ServerKind:
 
     def engine(self, **actor_fields: Any) -> OpenAIEngine:
         immediate = actor_fields.get("swap_policy") == "immediate"
-        self._server.faults(**({"dispatches": 3} if immediate else {"step_seconds": 0.02}))
+        self._server.faults(**({"dispatches": 1} if immediate else {"step_seconds": 0.02}))
         return OpenAIEngine(
             self._config,
             [self._server.url],

@@ -40,6 +40,8 @@ NUM_PROBES = 3
 MIN_SPREAD = 0.02
 """Of two tokens' log probabilities, in nats, below which a probe cannot tell temperatures apart."""
 CACHE_RESETS = 5
+ABORT_SECONDS = 0.5
+"""How long aborted requests may take to come back before it is tried once more."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -171,12 +173,22 @@ class Server:
         """From one version to the next; `refused` says where nothing changed. Raises Trouble."""
         started = time.perf_counter()
         self.gate.close()
-        if self._needs.abort_at_swap and self.gate.active:
-            await self._control(self._dialect.pause())
+        if self._needs.abort_at_swap:
+            await self._abort_all()
         await self.gate.drained()
         await self._load(weights)
         self.swap_seconds += time.perf_counter() - started
         self._opened()
+
+    async def _abort_all(self) -> None:
+        """A request that comes to a paused server waits there, out of an abort's reach: it is let in and aborted too."""
+        while self.gate.active:
+            await self._control(self._dialect.pause())
+            try:
+                async with asyncio.timeout(ABORT_SECONDS):
+                    await self.gate.drained()
+            except TimeoutError:
+                await self._control(self._dialect.resume())
 
     def _opened(self) -> None:
         self.is_up = True

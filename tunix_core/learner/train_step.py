@@ -246,7 +246,7 @@ class TrainStep:
                 "Round it up.",
             )
         shape = (num_windows, window_tokens or self.config.learner.window_tokens)
-        kinds = Batch(jnp.int32, jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.float32, jnp.float32, jnp.bool_)
+        kinds = Batch(jnp.int32, jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.float32, jnp.float32, jnp.uint8)
         if self._head is not None:
             kinds = kinds._replace(rewards=jnp.float32)
         windows = jax.tree.map(lambda kind: jax.ShapeDtypeStruct(shape, kind, sharding=self._windows), kinds)
