@@ -34,7 +34,7 @@ def test_whole_observations_and_json_actions(openenv_url: str) -> None:
 
 
 def test_a_missing_field_is_named(openenv_url: str) -> None:
-    with pytest.raises(EnvironmentFailure, match="received 'hint', accepted .*text"):
+    with pytest.raises(EnvironmentFailure, match=r"received 'hint', accepted .*text"):
         play_all(made("openenv", OpenEnvOptions(url=openenv_url, observation_field="hint")), SEED)
 
 
