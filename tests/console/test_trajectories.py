@@ -36,7 +36,7 @@ def test_tokens_are_shown_one_by_one(store: ObjectStore) -> None:
     show_tokens(store, "actor_0_0-0002-1", ByteTokenizer(), out)
     assert isinstance(out.file, io.StringIO)
     text = out.file.getvalue()
-    assert "38;2;90;174;97" in text, "a log probability of -0.5 has the second color"
+    assert "38;2;166;217;106" in text, "a log probability of -0.5 has the second color"
     plain = "".join(part.partition("m")[2] if i else part for i, part in enumerate(text.split("\x1b[")))
     assert "find c" in plain
     assert "[0]get c" in plain, "the version stands where it begins"

@@ -24,7 +24,7 @@ from tunix_core.storage.store import ObjectStore
 from tunix_core.tokenizer import Tokenizer
 from tunix_core.types import Trajectory
 
-_SHADES = ((-0.05, "#1b7837"), (-0.7, "#5aae61"), (-2.3, "#b8860b"), (-4.6, "#d95f02"), (-np.inf, "#b2182b"))
+_SHADES = ((-0.05, "#41ab5d"), (-0.7, "#a6d96a"), (-2.3, "#fdae61"), (-4.6, "#f46d43"), (-np.inf, "#e31a1c"))
 """Colors of policy tokens by log probability: at least the first bound, and so on."""
 _MAX_CELL = 80
 
@@ -126,7 +126,7 @@ def show_trajectory(store: ObjectStore, console: Console, trajectory_id: str) ->
     # One message per turn; marks of the chat template belong to turns and to no message.
     for turn, message in zip(trajectory.turns, json.loads(trajectory.messages), strict=True):
         is_policy = turn.role == "policy"
-        text = Text(f"{turn.role:7}", style="dim")
+        text = Text().append(f"{turn.role:7}", style="dim")
         text.append(message["content"], style="bold cyan" if is_policy else "")
         if is_policy:
             logprob = float(trajectory.behavior_logprobs[turn.start : turn.end].mean())
@@ -150,12 +150,12 @@ def show_tokens(store: ObjectStore, trajectory_id: str, tokenizer: Tokenizer, co
     console = console or Console()
     shard, row, trajectory = find(store, trajectory_id)
     console.print(f"{shard} row {row}", style="dim")
-    legend = Text("log probability: ", style="dim")
+    legend = Text().append("log probability: ", style="dim")
     for bound, color in _SHADES:
         legend.append(f"{'below' if bound == -np.inf else f'{bound:g} and above'} ", style=color)
     console.print(legend)
     for turn in trajectory.turns:
-        text = Text(f"{turn.role:7}", style="dim")
+        text = Text().append(f"{turn.role:7}", style="dim")
         version = None
         for place in range(turn.start, turn.end):
             piece = tokenizer.decode([int(trajectory.tokens[place])])
