@@ -11,6 +11,8 @@ def test_sizes_halve_and_round_up() -> None:
     assert sizes(9, 3) == (3, 5, 9)
     assert sizes(8, 2, factor=4) == (2, 8)
     assert sizes(2, 6) == (1, 2)
+    assert sizes(4, 3, factor=4, smallest=2) == (2, 4)
+    assert sizes(1, 3, smallest=2) == (2,)
 
 
 @pytest.mark.parametrize(

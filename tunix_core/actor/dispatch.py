@@ -29,6 +29,11 @@ _ALIGNMENT = 16
 """Entries of a cache row come in multiples of so many: a vector of floats."""
 
 
+_MIN_ROWS = 2
+"""Of a dispatch. Of a single one XLA makes slices and an update instead of a gather and a scatter; on CPU it then
+copies the whole cache, twice."""
+
+
 class EngineSizes(NamedTuple):
     """What the executables' shapes depend on; every tuple rises."""
 
@@ -55,16 +60,18 @@ def engine_sizes(actor: ActorConfig, stop_ids: tuple[int, ...]) -> EngineSizes:
     steps = min(actor.decode_steps, actor.context_tokens)
     whole = actor.context_tokens + max(chunk, steps)
     whole += -whole % _ALIGNMENT
+    prefill_rows = min(actor.prefill_rows, actor.num_slots)
+    decode_rows = min(actor.decode_rows, actor.num_slots)
     contexts = [size + -size % _ALIGNMENT for size in sizes(whole, actor.context_sizes)]
     return EngineSizes(
         num_slots=actor.num_slots,
-        prefill_rows=sizes(min(actor.prefill_rows, actor.num_slots), actor.prefill_row_sizes, factor=4),
+        prefill_rows=sizes(prefill_rows, actor.prefill_row_sizes, factor=4, smallest=_MIN_ROWS),
         prefill_tokens=sizes(chunk, actor.prefill_token_sizes),
-        decode_rows=sizes(min(actor.decode_rows, actor.num_slots), actor.decode_row_sizes),
+        decode_rows=sizes(decode_rows, actor.decode_row_sizes, smallest=_MIN_ROWS),
         # One that hardly holds what a dispatch writes is of no use.
         contexts=tuple(size for size in contexts if size >= 2 * max(chunk, steps) or size == whole),
         decode_steps=steps,
-        copy_rows=min(actor.prefill_rows, actor.num_slots),
+        copy_rows=max(prefill_rows, _MIN_ROWS),
         stop_ids=stop_ids,
     )
 

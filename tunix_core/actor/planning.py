@@ -16,11 +16,11 @@ MAX_WAITS = 2
 """… but are not passed over more often than this."""
 
 
-def sizes(largest: int, num: int, factor: int = 2) -> tuple[int, ...]:
-    """Rising: `largest`, its `factor`-th part rounded up, and so on, up to `num` of them."""
-    found = [largest]
-    while len(found) < num and found[-1] > 1:
-        found.append(-(-found[-1] // factor))
+def sizes(largest: int, num: int, factor: int = 2, smallest: int = 1) -> tuple[int, ...]:
+    """Rising: `largest`, its `factor`-th part rounded up, and so on, up to `num` of them, none below `smallest`."""
+    found = [max(largest, smallest)]
+    while len(found) < num and found[-1] > smallest:
+        found.append(max(-(-found[-1] // factor), smallest))
     return tuple(found[::-1])
 
 
