@@ -65,7 +65,8 @@ def test_an_actor_plays_it(tmp_path, monkeypatch: pytest.MonkeyPatch, name: str)
             _check(row, name)
     rows = learner.trajectories
     assert any(row.reward for row in rows)
-    assert any(row.reward_components["malformed_calls"] for row in rows) == (name == "gymnasium")
+    # A row whose first message ran out of room has no components: the environment never read it.
+    assert any(row.reward_components.get("malformed_calls") for row in rows) == (name == "gymnasium")
     assert len({row.reward for row in rows}) > 1
 
 
