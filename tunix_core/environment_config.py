@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import json
 import typing
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal, TypeVar
 
 from tunix_core import paths
@@ -19,6 +20,12 @@ from tunix_core.validation import require, require_choice, require_range
 
 ENTRY_POINTS = "tunix_airflow.environments"
 """The group under which a package offers environments: name -> factory, see `environments.make_environment`."""
+
+TASKSET_ENTRY_POINTS = "tunix_airflow.verifiers_tasksets"
+"""Tasksets for the environment verifiers: name -> class."""
+
+GYMNASIUM_ENTRY_POINTS = "tunix_airflow.gymnasium_environments"
+"""Modules that register environments with Gymnasium when they are imported: any name -> module."""
 
 
 class Table(dict[str, Any]):
@@ -183,6 +190,7 @@ class GymnasiumOptions(EnvironmentOptions):
 
     demonstrated: ClassVar[bool] = False
     env_id: str = "FrozenLake-v1"
+    """Shipped with Gymnasium, or registered by an installed package (entry points, `GYMNASIUM_ENTRY_POINTS`)."""
     arguments: Table = dataclasses.field(default_factory=Table)
     """Of `gymnasium.make`, `max_episode_steps` among them."""
     observation: Literal["auto", "text", "ansi", "json"] = "auto"
@@ -203,6 +211,13 @@ class GymnasiumOptions(EnvironmentOptions):
     """`seed`: the splits differ by seed only. `opening`: they share no first observation, for environments with many."""
 
     def __post_init__(self) -> None:
+        require(
+            bool(self.env_id) and ":" not in self.env_id,
+            "environment.options.env_id",
+            self.env_id,
+            "an id without a module",
+            f"Let an installed package register it (entry points, group {GYMNASIUM_ENTRY_POINTS}).",
+        )
         hints = typing.get_type_hints(type(self))
         for name in ("observation", "action", "extract", "splits"):
             require_choice(f"environment.options.{name}", getattr(self, name), hints[name])
@@ -249,15 +264,28 @@ class GemOptions(EnvironmentOptions):
         )
 
 
+_LOADING_FIELDS = frozenset({"id", "fn", "judges", "system_prompt"})
+"""Of configurations of verifiers, at any depth: packages, functions by import path, and a file."""
+
+
+def _keys(value: Any) -> Iterator[str]:
+    """Of all tables within."""
+    if isinstance(value, dict):
+        yield from value
+    if isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _keys(part)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifiersOptions(EnvironmentOptions):
     """A taskset of `verifiers`: our policy plays, its rewards score."""
 
     demonstrated: ClassVar[bool] = False
     taskset: str = ""
-    """Installed taskset package, or `module:Class`."""
+    """Name of an entry point of the group `TASKSET_ENTRY_POINTS`."""
     config: Table = dataclasses.field(default_factory=Table)
-    """Fields of the taskset's configuration."""
+    """Fields of the taskset's configuration, but none by which verifiers would load other code or a file."""
     held_out_one_in: int = 8
     """Tasks whose key's checksum this number divides are held out."""
     max_scanned_tasks: int = 10_000
@@ -268,9 +296,17 @@ class VerifiersOptions(EnvironmentOptions):
             bool(self.taskset),
             "environment.options.taskset",
             self.taskset,
-            "a taskset package, or module:Class",
+            f"the name of an installed taskset (entry points, group {TASKSET_ENTRY_POINTS})",
             "Name the tasks.",
         )
+        for key in _keys(self.config):
+            require(
+                key not in _LOADING_FIELDS,
+                f"environment.options.config.{key}",
+                self.config,
+                f"fields other than {', '.join(sorted(_LOADING_FIELDS))}",
+                "They name code or files to load: write them into a taskset of your own.",
+            )
         require_range("environment.options.held_out_one_in", self.held_out_one_in, 2, 1000)
         require_range("environment.options.max_scanned_tasks", self.max_scanned_tasks, 1, 10**7)
 
@@ -418,49 +454,59 @@ def options_type(name: str) -> type[Any]:
     return OPTIONS.get(name, Table)
 
 
-# ---- installed environments ---------------------------------------------------------------------
+# ---- what other packages offer ------------------------------------------------------------------
 
 
 @functools.cache
-def installed_environments() -> dict[str, importlib.metadata.EntryPoint]:
-    """By name; looked for once per process.
+def installed(group: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """The entry points of a group by name; looked for once per process.
 
     Raises:
         ConfigError: two packages offer the same name.
     """
     found: dict[str, importlib.metadata.EntryPoint] = {}
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+    for entry in importlib.metadata.entry_points(group=group):
         known = found.setdefault(entry.name, entry)
         require(
             known.value == entry.value,
-            "environment.name",
+            f"entry points, group {group}",
             entry.name,
-            f"one entry point of that name, not {known.value} and {entry.value}",
+            f"one of that name, not {known.value} and {entry.value}",
             "Uninstall one of the packages.",
         )
     return found
 
 
-def installed_factory(name: str) -> Any:
-    """What the entry point of that name refers to.
+def load_installed(group: str, name: str, field: str, others: Iterable[str] = ()) -> Any:
+    """What the entry point refers to. A configuration names code in this way only: what an installed package
+    offers, never a module.
+
+    Args:
+        field: of the configuration, which names it.
+        others: accepted there too.
 
     Raises:
         ConfigError: nothing of that name is installed, or it cannot be imported.
     """
-    entries = installed_environments()
+    entries = installed(group)
     if name not in entries:
         raise ConfigError(
-            "environment.name",
+            field,
             name,
-            ", ".join([*OPTIONS, *sorted(set(entries) - set(OPTIONS))]),
-            f"Name one of them, or install the package that offers it (entry points, group {ENTRY_POINTS}).",
+            ", ".join([*others, *sorted(set(entries) - set(others))]) or "nothing, for none is installed",
+            f"Name one of them, or install the package that offers it (entry points, group {group}).",
         )
     try:
         return entries[name].load()
     except Exception as error:  # whatever a package does when it is imported
         raise ConfigError(
-            "environment.name",
+            field,
             name,
             f"an entry point that can be imported, unlike {entries[name].value}",
             f"{type(error).__name__}: {error}.",
         ) from error
+
+
+def installed_factory(name: str) -> Any:
+    """Of the environment that a package offers by that name; raises as `load_installed` does."""
+    return load_installed(ENTRY_POINTS, name, "environment.name", OPTIONS)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
-import contextvars
 import functools
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from tunix_core.errors import StoreError
+
+T = TypeVar("T")
 
 _FIRST_RETRY_SECONDS = 0.2
 _LAST_RETRY_SECONDS = 5.0
@@ -121,6 +123,22 @@ class LatestJob:
                     self._condition.notify_all()
 
 
+async def on_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Await a call on one of the loop's threads. Cancelled, the call goes on to its end unheard.
+
+    Raises:
+        RuntimeError: it raised what a future cannot carry, or what would end the loop.
+    """
+    return await asyncio.to_thread(_contained, functools.partial(function, *args, **kwargs))
+
+
+def _contained(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
 class AbandonedCalls:
     """Counts calls that go on although nobody waits for them."""
 
@@ -138,10 +156,6 @@ class AbandonedCalls:
         """One of them has ended after all."""
         with self._lock:
             self.num_now -= 1
-
-
-ABANDONED: contextvars.ContextVar[AbandonedCalls | None] = contextvars.ContextVar("abandoned calls", default=None)
-"""Where code that keeps threads of its own counts what it leaves behind; none outside an actor's event loop."""
 
 
 class _Call(concurrent.futures.Future[Any]):

@@ -279,7 +279,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
         name: importlib.metadata.EntryPoint(name, f"{__name__}:{target}", environment_config.ENTRY_POINTS)
         for name, target in {"chess": "Chess", "go": "without_options", "broken": "nothing"}.items()
     }
-    monkeypatch.setattr(environment_config, "installed_environments", lambda: entries)
+    monkeypatch.setattr(environment_config, "installed", {environment_config.ENTRY_POINTS: entries}.__getitem__)
 
 
 @pytest.mark.usefixtures("_installed")
@@ -317,7 +317,7 @@ def test_wrong_names_and_options_of_installed_ones_are_refused(overrides: dict, 
 @pytest.mark.usefixtures("_installed")
 def test_a_run_is_read_where_its_environment_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     saved = config_to_dict(recipe(name="chess"))
-    monkeypatch.setattr(environment_config, "installed_environments", dict)
+    monkeypatch.setattr(environment_config, "installed", lambda _group: {})
     read = config_from_dict(saved)
     with pytest.raises(ConfigError, match="install the package that offers it"):
         make_environment(read.environment)
@@ -328,11 +328,11 @@ def test_entry_points_are_found_by_group_and_two_of_one_name_refused(monkeypatch
     first, second = (importlib.metadata.EntryPoint("chess", f"package:{x}", group) for x in "ab")
     found = {group: [first]}
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found[group])
-    look = environment_config.installed_environments.__wrapped__
-    assert look() == {"chess": first}
+    look = environment_config.installed.__wrapped__
+    assert look(group) == {"chess": first}
     found[group].append(second)
     with pytest.raises(ConfigError, match="not package:a and package:b"):
-        look()
+        look(group)
 
 
 # ---- warm starts --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tunix_core.errors import EnvironmentFailure
-from tunix_core.tools import toolbox
+from tunix_core.threads import AbandonableThreads, AbandonedCalls
 from tunix_core.tools.formats import Call, Malformed
 from tunix_core.tools.functions import ToolError, make_tools
 from tunix_core.tools.toolbox import Outcomes, ToolLimits, as_text, run_calls, truncated
@@ -98,7 +98,7 @@ def test_calls_run_at_once_and_answer_in_order() -> None:
 
 def test_sync_tools_run_in_threads() -> None:
     (name,) = texts(run(Call("thread", {})))
-    assert name.startswith("tool-")
+    assert name != threading.current_thread().name
 
 
 @pytest.mark.parametrize(
@@ -180,25 +180,23 @@ def test_a_cancelled_step_cancels_its_calls() -> None:
     assert asyncio.run(go())
 
 
-def test_threads_that_hang_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolbox, "MAX_ABANDONED_THREADS", 2)
-    toolbox._abandoned.clear()
-    tools = Tools()
+def test_a_call_that_hangs_is_abandoned_and_counted_until_it_ends() -> None:
+    """By the threads of the loop, which an actor bounds; other calls go on."""
+    tools, abandoned = Tools(), AbandonedCalls()
 
     async def go() -> None:
-        calls = [Call("hangs_in_thread", {})]
+        asyncio.get_running_loop().set_default_executor(AbandonableThreads(2, abandoned))
         box = make_tools([tools.hangs_in_thread, tools.thread])
-        limits = LIMITS._replace(call_timeout_seconds=0.02)
-        for _ in range(2):
-            assert (await run_calls(box, calls, limits)).num_failed == 1
-        with pytest.raises(EnvironmentFailure, match="2 tool calls hang in threads"):
-            await run_calls(box, calls, limits)
+        limits = LIMITS._replace(call_timeout_seconds=0.05)
+        assert (await run_calls(box, [Call("hangs_in_thread", {})], limits)).num_failed == 1
+        assert abandoned.num_now == 1
+        assert (await run_calls(box, [Call("thread", {})], LIMITS)).num_failed == 0
         tools.release.set()
-        for thread in list(toolbox._abandoned):
-            thread.join(5)
-        assert (await run_calls(box, [Call("thread", {})], limits)).num_failed == 0
+        while abandoned.num_now:
+            await asyncio.sleep(0.001)
 
     asyncio.run(go())
+    assert abandoned.num_ever == 1
 
 
 @dataclasses.dataclass

@@ -3,7 +3,7 @@
 A call runs as a task of its own: whatever it does, the session that waits for it goes on at its
 deadline. A call that goes on all the same, by swallowing the cancellation or in a thread, is
 abandoned: nobody waits for it any more, and it counts as such until it ends. Code that blocks belongs
-on a thread (`asyncio.to_thread`), whose number is bounded here; on the event loop it would hold up
+on a thread (`threads.on_thread`), whose number is bounded here; on the event loop it would hold up
 every session.
 
 Every exception is the episode's failure and no more: `SystemExit` and `KeyboardInterrupt` from a tool
@@ -18,9 +18,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from tunix_core.actor.episodes import EpisodeFailed
+from tunix_core.config import RunConfig
 from tunix_core.environments import Environment
 from tunix_core.errors import EnvironmentFailure
-from tunix_core.threads import ABANDONED, AbandonableThreads, AbandonedCalls
+from tunix_core.threads import AbandonableThreads, AbandonedCalls
 
 CANCEL_GRACE_SECONDS = 0.2
 """How long a cancelled call may tidy up before it counts as abandoned."""
@@ -132,19 +133,21 @@ def _failure(error: BaseException) -> EpisodeFailed:
     return EpisodeFailed(f"environment_{kind}", detail)
 
 
+def abandonable_calls(config: RunConfig) -> Calls:
+    """For as many sessions as the actor has slots, each with its step and that step's tools on threads, and for what
+    is abandoned. A thread is made when it is needed."""
+    per_session = 1 + config.environment.max_calls_per_turn
+    return Calls(per_session * config.actor.num_slots + config.actor.max_abandoned_calls)
+
+
 def run_loop(main: Coroutine[Any, Any, None], calls: Calls) -> None:
     """`asyncio.run`, whose end does not wait for calls that were abandoned."""
-
-    async def counted() -> None:
-        ABANDONED.set(calls.abandoned)  # every task of this loop inherits it
-        await main
-
     loop = asyncio.new_event_loop()
     loop.set_default_executor(calls.threads)
     # Of a task that goes on for ever: when the loop is gone it is destroyed, which asyncio would report.
     loop.set_exception_handler(_report)
     try:
-        loop.run_until_complete(counted())
+        loop.run_until_complete(main)
     finally:
         left = asyncio.all_tasks(loop)
         for task in left:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunix_core.actor import progress
-from tunix_core.actor.calls import Calls, run_loop
+from tunix_core.actor.calls import abandonable_calls, run_loop
 from tunix_core.actor.engines import make_engine, weight_loader
 from tunix_core.actor.episodes import EpisodeFailed, EpisodeSpec, Identity, Outcome, limits_of
 from tunix_core.actor.groups import Group, GroupBook, Outgoing
@@ -50,11 +50,6 @@ LAST_WORDS_SECONDS = 10.0
 
 MakeEngine = Callable[[RunConfig, Any, int, Tokenizer], PolicyEngine]
 """Makes the engine from weights, their version and the tokenizer."""
-
-
-def abandonable_calls(config: RunConfig) -> Calls:
-    """For as many sessions as the actor has slots, each with a thread or two, and for what is abandoned."""
-    return Calls(2 * config.actor.num_slots + config.actor.max_abandoned_calls)
 
 
 def actor_id_of(process: str) -> str:

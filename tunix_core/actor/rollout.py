@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tunix_core.actor.calls import Calls, run_loop
+from tunix_core.actor.calls import Calls, abandonable_calls, run_loop
 from tunix_core.actor.engine import Engine
 from tunix_core.actor.episodes import EpisodeFailed, EpisodeSpec, Identity, Outcome, limits_of
 from tunix_core.actor.policy_engine import Request
@@ -97,7 +97,7 @@ class Evaluator:
         """
         self._engine.swap(params, self._engine.version + 1 if version is None else version)
         outcomes: dict[int, Outcome] = {}
-        calls = Calls(2 * self._config.actor.num_slots + self._config.actor.max_abandoned_calls)
+        calls = abandonable_calls(self._config)
         run_loop(self._run(list(task_seeds), name, outcomes, calls), calls)
         return _collect([outcomes[i] for i in range(len(outcomes))])
 

@@ -13,6 +13,9 @@ from rich.text import Text
 from tunix_core.config_loading import load_recipe
 from tunix_core.environments import Environment, StepResult, make_environment, split_of
 from tunix_core.errors import EnvironmentFailure
+from tunix_core.threads import AbandonableThreads, AbandonedCalls
+
+MAX_THREADS = 64
 
 
 def show_environment(
@@ -45,6 +48,8 @@ def show_environment(
 async def _play(
     console: Console, environment: Environment, seed: int, messages: Sequence[str], expected: Sequence[str]
 ) -> None:
+    # A tool that hangs in its thread would keep the command from ending.
+    asyncio.get_running_loop().set_default_executor(AbandonableThreads(MAX_THREADS, AbandonedCalls()))
     try:
         first = await environment.reset(seed)
         _print(console, "instructions", first.instructions)

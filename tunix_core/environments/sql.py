@@ -23,9 +23,9 @@ from tunix_core.environment_config import SqlOptions
 from tunix_core.environments.rubric import Component, Episode, Rubric
 from tunix_core.environments.sqlite_queries import QueryRefused, ResultSet, database, run_query
 from tunix_core.environments.tool_environment import Script, ScriptedEnvironment
+from tunix_core.threads import on_thread
 from tunix_core.tools.formats import Call
 from tunix_core.tools.functions import ToolError
-from tunix_core.tools.toolbox import in_thread
 
 _NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ian", "Jo", "Kim", "Leo", "Mia", "Ned", "Ola", "Pia", "Quin", "Rosa", "Sam", "Tea")  # fmt: skip
 
@@ -165,7 +165,7 @@ class Sql(ScriptedEnvironment[SqlTask]):
     async def _is_right(self, episode: Episode) -> float:
         if episode.answer is None:
             return 0.0
-        return float(await in_thread(self._same_results, {"task": episode.task, "sql": episode.answer}))
+        return float(await on_thread(self._same_results, episode.task, episode.answer))
 
     def _same_results(self, task: SqlTask, sql: str) -> bool:
         for data in self._databases(task):

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import itertools
 import json
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tunix_core.errors import EnvironmentFailure
+from tunix_core.threads import on_thread
 from tunix_core.tools.formats import Call, Malformed, Result
 from tunix_core.tools.functions import Tool, ToolError
 from tunix_core.tools.schema import ArgumentError
-
-MAX_ABANDONED_THREADS = 64
-"""Sync tools past their deadline, of the whole process: Python cannot end a thread, so there must not be ever more."""
-
-_THREAD_NUMBERS = itertools.count()
 
 
 class ToolLimits(NamedTuple):
@@ -65,7 +58,8 @@ async def run_calls(
 ) -> Outcomes:
     """Run what a message calls.
 
-    A tool that raises, or takes too long, has failed: the policy is told, and nothing is raised here.
+    A tool that raises, or takes too long, has failed: the policy is told, and nothing is raised here. Sync ones run
+    on the loop's threads; one that hangs is abandoned there, which an actor counts (`actor.max_abandoned_calls`).
 
     Args:
         before: awaited ahead of each call, outside its deadline.
@@ -139,7 +133,7 @@ async def _outcome(plan: _Planned, timeout_seconds: float) -> tuple[str, bool]:
             if plan.tool.is_async:
                 value = await plan.tool.function(**plan.arguments)
             else:
-                value = await in_thread(plan.tool.function, plan.arguments)
+                value = await on_thread(plan.tool.function, **plan.arguments)
         return as_text(value), True
     except ToolError as error:
         return str(error), False
@@ -179,52 +173,3 @@ def truncated(text: str, max_bytes: int) -> str:
         return data.decode()
     kept = data[:max_bytes].decode("utf-8", "ignore")
     return f"{kept}… [{len(data) - len(kept.encode())} more bytes]"
-
-
-# ---- sync functions -----------------------------------------------------------------------------
-
-_abandoned: set[threading.Thread] = set()
-
-
-async def in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a sync function in a daemon thread of its own, so that one that hangs holds up neither others nor the
-    process's end. Cancelled, it goes on to its end unheard.
-
-    Raises:
-        EnvironmentFailure: too many such are left.
-    """
-    _abandoned.difference_update([thread for thread in _abandoned if not thread.is_alive()])
-    if len(_abandoned) >= MAX_ABANDONED_THREADS:
-        raise EnvironmentFailure(
-            f"{len(_abandoned)} tool calls hang in threads; run what may hang in a sandbox, or make it async"
-        )
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Any] = loop.create_future()
-
-    def deliver(error: BaseException | None, value: Any) -> None:
-        if outcome.done():
-            return
-        if error is None:
-            outcome.set_result(value)
-        elif isinstance(error, StopIteration | SystemExit | KeyboardInterrupt):  # a future takes none of these
-            outcome.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
-        else:
-            outcome.set_exception(error)
-
-    def body() -> None:
-        error, value = None, None
-        try:
-            value = function(**arguments)
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(deliver, error, value)
-
-    thread = threading.Thread(target=body, name=f"tool-{next(_THREAD_NUMBERS)}", daemon=True)
-    thread.start()
-    try:
-        return await outcome
-    except asyncio.CancelledError:
-        if thread.is_alive():
-            _abandoned.add(thread)
-        raise

@@ -52,7 +52,8 @@ def test_an_actor_plays_it(tmp_path, monkeypatch: pytest.MonkeyPatch, name: str)
     )
 
     def enough(learner: ScriptedLearner) -> bool:
-        return len(learner.groups()) >= 4
+        num_groups, rows = len(learner.groups()), learner.trajectories
+        return num_groups >= 40 or (num_groups >= 4 and any(row.reward for row in rows) and any(map(_malformed, rows)))
 
     learner, actor = run_actor(open_store(str(tmp_path)), enough, config=config)
     assert actor.progress()["failures"] == {}
@@ -65,8 +66,13 @@ def test_an_actor_plays_it(tmp_path, monkeypatch: pytest.MonkeyPatch, name: str)
             _check(row, name)
     rows = learner.trajectories
     assert any(row.reward for row in rows)
-    assert any(row.reward_components["malformed_calls"] for row in rows) == (name == "gymnasium")
+    assert any(map(_malformed, rows))
     assert len({row.reward for row in rows}) > 1
+
+
+def _malformed(row: Trajectory) -> float:
+    """How many messages; a row whose first one ran out of room has no components, for the environment never read it."""
+    return row.reward_components.get("malformed_calls", 0.0)
 
 
 def _check(row: Trajectory, name: str) -> None:
@@ -79,8 +85,8 @@ def _check(row: Trajectory, name: str) -> None:
     if row.finish_reason != "completed":
         return
     if name == "reasoning_gym":
-        assert len(messages) == 1
+        assert _malformed(row) + 1 == len(messages)
         assert row.reward_components["answer"] == pytest.approx(row.reward)
     else:
         assert row.reward_components["return"] == row.reward
-        assert row.reward_components["actions"] + row.reward_components["malformed_calls"] == len(messages)
+        assert row.reward_components["actions"] + _malformed(row) == len(messages)

@@ -11,7 +11,7 @@ from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.environments.adapters.blocking import BlockingEnvironment, GlobalRandomness
 from tunix_core.environments.base import Observation, StepResult
 from tunix_core.errors import EnvironmentFailure
-from tunix_core.threads import AbandonableThreads
+from tunix_core.threads import AbandonableThreads, AbandonedCalls
 
 
 class Scripted(BlockingEnvironment):
@@ -69,7 +69,7 @@ def test_calls_run_beside_the_loop_and_a_close_is_the_end() -> None:
 
 @pytest.mark.parametrize(
     ("message", "error"),
-    [("stop iteration", EnvironmentFailure), ("exit", EnvironmentFailure), ("divide", ZeroDivisionError)],
+    [("stop iteration", RuntimeError), ("exit", RuntimeError), ("divide", ZeroDivisionError)],
 )
 def test_what_a_call_raises_arrives_and_the_session_can_be_closed(message: str, error: type[Exception]) -> None:
     async def go() -> Scripted:
@@ -93,7 +93,7 @@ def test_a_hung_call_costs_its_session_alone() -> None:
         await other.reset(1)
         with pytest.raises(EpisodeFailed, match="environment_timeout"):
             await calls.run(lambda: hung.step("wait"), 0.05)
-        assert calls.num_abandoned == 1, "the actor knows"
+        assert calls.abandoned.num_now == 1, "the actor knows"
         with pytest.raises(EnvironmentFailure, match="abandoned"):
             await hung.step("b")
         assert (await other.step("b")).text == "said b"
@@ -103,7 +103,7 @@ def test_a_hung_call_costs_its_session_alone() -> None:
         assert (hung.done, other.done) == ([], ["b", "released"])
         assert calls.num_failed_closes == 0
         hung.gate.set()
-        while calls.num_abandoned:
+        while calls.abandoned.num_now:
             await asyncio.sleep(0.001)
         return hung
 
@@ -112,7 +112,7 @@ def test_a_hung_call_costs_its_session_alone() -> None:
 
 def test_a_call_that_was_given_up_before_it_had_a_thread_never_begins() -> None:
     async def go() -> Scripted:
-        asyncio.get_running_loop().set_default_executor(AbandonableThreads(1))
+        asyncio.get_running_loop().set_default_executor(AbandonableThreads(1, AbandonedCalls()))
         first, second = Scripted(), Scripted()
         await first.reset(1)
         waiting = asyncio.create_task(first.step("wait"))

@@ -26,8 +26,6 @@ from tunix_core.environments.adapters import blocking
 from tunix_core.environments.base import Environment
 from tunix_core.errors import ConfigError, EnvironmentFailure
 
-TASKS = "tests.environments.adapters.verifiers_tasks"
-
 
 class Case(NamedTuple):
     """A real task of an installed package, and how it is solved."""
@@ -79,7 +77,7 @@ CASES = {
         openings_differ=False,
     ),
     "gem": Case("gem", "gem", "gem", GemOptions(), lambda _environment, _seed: guesses(1, 20, r"\boxed{{{}}}"), ""),
-    "verifiers": Case("verifiers", "verifiers", "verifiers", VerifiersOptions(taskset=f"{TASKS}:Sums"), _sum, ""),
+    "verifiers": Case("verifiers", "verifiers", "verifiers", VerifiersOptions(taskset="sums"), _sum, ""),
     "openenv": Case(
         "openenv",
         "openenv",
@@ -95,6 +93,8 @@ CASES = {
 def case(request: pytest.FixtureRequest) -> Case:
     found = CASES[request.param]
     pytest.importorskip(found.package, reason=f"the extra {found.extra} is not installed")
+    if found.name == "verifiers":
+        request.getfixturevalue("tasksets")
     if found.name == "openenv":
         url = request.getfixturevalue("openenv_url")
         return found._replace(options=OpenEnvOptions(url=url, observation_field="text"))

@@ -6,11 +6,13 @@ import asyncio
 import collections
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
 
 from tests.environments.adapters.support import made, play, play_all, say
+from tunix_core import environment_config
 from tunix_core.environment_config import GymnasiumOptions, Table
 from tunix_core.environments import split_of, task_seed
 from tunix_core.environments.adapters.codecs import (
@@ -164,6 +166,29 @@ def test_a_time_limit_truncates_and_an_end_completes() -> None:
     _, results = play_all(made("gymnasium", way), 1, "up", *["right"] * 11, "down")
     assert (results[-1].done, results[-1].truncated) == (True, False), "ended by itself in the last step allowed"
     assert results[-1].components["return"] == -13
+
+
+def test_an_installed_package_registers_its_own(offer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module is imported when an id is asked for that Gymnasium does not have, and not before."""
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
+    folder = offer(environment_config.GYMNASIUM_ENTRY_POINTS, {"any": "offered_words"})
+    entry_point = f"{Words.__module__}:Words"
+    (folder / "offered_words.py").write_text(
+        f"import gymnasium\ngymnasium.register('OfferedWords-v0', entry_point={entry_point!r})\n"
+    )
+    made("gymnasium", GymnasiumOptions())
+    assert "offered_words" not in sys.modules
+    first, _ = play_all(made("gymnasium", GymnasiumOptions(env_id="OfferedWords-v0")), 3, "end")
+    assert first.text.startswith("word")
+    del sys.modules["offered_words"]
+
+
+def test_an_id_names_no_module() -> None:
+    """Gymnasium would import it."""
+    for env_id in ("antigravity:OfferedWords-v0", ""):
+        with pytest.raises(ConfigError, match=r"an id without a module.*\n?.*tunix_airflow\.gymnasium_environments"):
+            GymnasiumOptions(env_id=env_id)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from tests.environments.adapters.support import made, play_all
 from tunix_core.environment_config import EnvironmentConfig, ReasoningGymOptions, Table
 from tunix_core.environments import task_seed
-from tunix_core.environments.adapters.messages import extract
+from tunix_core.environments.adapters.messages import extract, how_to
 from tunix_core.errors import ConfigError, EnvironmentFailure
 
 QUICK = ("chain_sum", "gcd", "count_bits")
@@ -26,6 +26,15 @@ QUICK = ("chain_sum", "gcd", "count_bits")
 )
 def test_what_of_a_message_is_the_answer(kind: str, message: str, found: str | None) -> None:
     assert extract(message, kind, "answer") == found
+
+
+def test_where_to_write_is_a_sentence() -> None:
+    what = "the answer, as asked for,"
+    assert [how_to(kind, "answer", what) for kind in ("tags", "last_line", "message")] == [
+        "Think first, then write the answer, as asked for, between <answer> and </answer>.",
+        "Think first, then write only the answer, as asked for, in the last line.",
+        "Write only the answer, as asked for.",
+    ]
 
 
 @pytest.mark.parametrize(

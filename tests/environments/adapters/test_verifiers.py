@@ -12,13 +12,33 @@ from tunix_core.environments import task_seed
 from tunix_core.environments.adapters.verifiers import load_tasks
 from tunix_core.errors import ConfigError, EnvironmentFailure
 
-pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
 
-TASKS = "tests.environments.adapters.verifiers_tasks"
+def options(kind: str = "sums", **fields: object) -> VerifiersOptions:
+    return VerifiersOptions(taskset=kind, **fields)
 
 
-def options(kind: str = "Sums", **fields: object) -> VerifiersOptions:
-    return VerifiersOptions(taskset=f"{TASKS}:{kind}", **fields)
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"taskset": ""}, "an installed taskset"),
+        ({"config": Table(id="other")}, r"environment\.options\.config\.id"),
+        ({"config": Table(system_prompt="/etc/hostname")}, r"config\.system_prompt"),
+        ({"config": Table(task={"rewards": {"x": {"fn": "os.system"}}})}, r"config\.fn"),
+        ({"config": Table(task={"judges": [{"id": "antigravity"}]})}, r"config\.judges"),
+        ({"config": Table(task={"graders": [{"id": "antigravity"}]})}, r"config\.id"),
+    ],
+)
+def test_a_configuration_names_no_code_and_no_file(fields: dict, match: str) -> None:
+    """These are what verifiers itself would import or read."""
+    with pytest.raises(ConfigError, match=match):
+        VerifiersOptions(**{"taskset": "sums", **fields})
+
+
+@pytest.fixture(autouse=True)
+def _tasksets(request: pytest.FixtureRequest) -> None:
+    if "fields" not in request.fixturenames:
+        pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
+        request.getfixturevalue("tasksets")
 
 
 def test_its_own_rewards_and_metrics_score_the_answer() -> None:
@@ -57,17 +77,20 @@ def test_the_splits_share_no_task_and_configurations_reach_the_taskset() -> None
 
 
 def test_an_endless_taskset_is_read_so_far() -> None:
-    tasks = load_tasks(options("EndlessSums", max_scanned_tasks=30))
+    tasks = load_tasks(options("endless", max_scanned_tasks=30))
     assert sum(map(len, tasks.values())) == 30
 
 
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        (options("Boxed"), "tests_pass takes a runtime"),
-        (options("SumTask"), "subclass of verifiers.v1.Taskset"),
-        (options("NoSuch"), "NoSuch"),
-        (VerifiersOptions(taskset="no-such-taskset"), "no_such_taskset"),
+        (options("boxed"), "tests_pass takes a runtime"),
+        (options("sum_task"), "subclass of verifiers.v1.Taskset"),
+        (options("no_class"), "an entry point that can be imported, unlike .*:NoClass"),
+        (options("nothing"), "accepted boxed, conversations, .*tunix_airflow.verifiers_tasksets"),
+        # As verifiers itself would find it: any module's class, and any module.
+        (options("tests.environments.adapters.verifiers_tasks:Sums"), "tunix_airflow.verifiers_tasksets"),
+        (options("verifiers.v1.tasksets.textarena"), "tunix_airflow.verifiers_tasksets"),
         (options(config=Table(no_such=1)), "environment.options.config"),
     ],
 )
@@ -78,7 +101,7 @@ def test_what_cannot_be_played_or_scored_is_refused(given: VerifiersOptions, mat
 
 def test_prompts_with_an_assistants_turn_and_empty_splits_cost_the_episode() -> None:
     with pytest.raises(EnvironmentFailure, match="'assistant'"):
-        play_all(made("verifiers", options("Conversations")), task_seed("train", 0, 0))
+        play_all(made("verifiers", options("conversations")), task_seed("train", 0, 0))
     few = options(config=Table(num_tasks=1), held_out_one_in=1000)
     with pytest.raises(EnvironmentFailure, match="held_out_one_in"):
         play_all(made("verifiers", few), task_seed("held_out", 0, 0))

@@ -1,6 +1,6 @@
 """Environments whose calls block, under an event loop that must not.
 
-Calls run on the loop's threads (`asyncio.to_thread`), which an actor bounds and counts. Python cannot stop a
+Calls run on the loop's threads (`threads.on_thread`), which an actor bounds and counts. Python cannot stop a
 thread, so cancelling an awaited call means this: the await ends at once and the session is over; the call runs
 on unheard, every further one raises `EnvironmentFailure`, and `close` does not wait for it. What the session
 holds is then released on the call's own thread, when the call returns.
@@ -23,6 +23,7 @@ import numpy as np
 from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.environments.base import Observation, StepResult, ToolWeather
 from tunix_core.errors import EnvironmentFailure
+from tunix_core.threads import on_thread
 from tunix_core.validation import require_package
 
 T = TypeVar("T")
@@ -37,22 +38,6 @@ def load_package(module: str, extra: str) -> ModuleType:
     """
     require_package(module.partition(".")[0], extra)
     return importlib.import_module(module)
-
-
-async def on_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Await `function(*arguments)` on one of the loop's threads.
-
-    Raises:
-        EnvironmentFailure: it raised what a future cannot carry, or what would end the process.
-    """
-    return await asyncio.to_thread(_contained, function, *arguments)
-
-
-def _contained(function: Callable[..., T], *arguments: Any) -> T:
-    try:
-        return function(*arguments)
-    except (StopIteration, SystemExit, KeyboardInterrupt) as error:
-        raise EnvironmentFailure(repr(error)) from error
 
 
 class GlobalRandomness:

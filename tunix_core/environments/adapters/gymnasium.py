@@ -12,7 +12,13 @@ import functools
 import random
 from typing import Any
 
-from tunix_core.environment_config import EnvironmentConfig, GymnasiumOptions
+from tunix_core.environment_config import (
+    GYMNASIUM_ENTRY_POINTS,
+    EnvironmentConfig,
+    GymnasiumOptions,
+    installed,
+    load_installed,
+)
 from tunix_core.environments.adapters.blocking import BlockingEnvironment, load_package
 from tunix_core.environments.adapters.codecs import NotAnAction, action_codec, observation_codec, render_mode, rules
 from tunix_core.environments.adapters.messages import extract, how_to
@@ -101,6 +107,9 @@ class GymnasiumText(BlockingEnvironment):
 
 def make(package: Any, options: GymnasiumOptions) -> tuple[Any, Any, Any, str]:
     """The environment, its observation and action codecs, and what an action is."""
+    if options.env_id not in package.registry:
+        for name in installed(GYMNASIUM_ENTRY_POINTS):
+            load_installed(GYMNASIUM_ENTRY_POINTS, name, "environment.options.env_id")
     try:
         creator = package.spec(options.env_id).entry_point
         kind = package.envs.registration.load_env_creator(creator) if isinstance(creator, str) else creator

@@ -27,5 +27,5 @@ def how_to(kind: Extract, tag: str, what: str) -> str:
     return {
         "tags": f"Think first, then write {what} between <{tag}> and </{tag}>.",
         "last_line": f"Think first, then write only {what} in the last line.",
-        "message": f"Write only {what}.",
+        "message": f"Write only {what.rstrip(',')}.",
     }[kind]

@@ -83,6 +83,10 @@ class ReasoningGym(BlockingEnvironment):
 
         return draw_instance(seed, draw)
 
+    def opening(self, seed: int) -> Observation:
+        """See `Demonstrated`."""
+        return Observation(self.instance(seed).question, self.instructions)
+
     def demonstration(self, seed: int) -> list[tuple[str, str]]:
         """A perfect episode as `(role, text)`; see `Demonstrated.demonstration`.
 

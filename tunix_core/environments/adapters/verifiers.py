@@ -17,7 +17,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tunix_core.environment_config import EnvironmentConfig, VerifiersOptions
+from tunix_core.environment_config import (
+    TASKSET_ENTRY_POINTS,
+    EnvironmentConfig,
+    VerifiersOptions,
+    load_installed,
+)
 from tunix_core.environments.adapters.blocking import load_package
 from tunix_core.environments.base import SPLITS, Observation, StepResult, ToolWeather, split_of
 from tunix_core.errors import ConfigError, EnvironmentFailure
@@ -127,21 +132,14 @@ def load_tasks(options: VerifiersOptions) -> Mapping[str, Sequence[Any]]:
 
 
 def _taskset(options: VerifiersOptions) -> Any:
-    loaders = load_package("verifiers.v1.utils.loaders", EXTRA)
+    vf = load_package("verifiers.v1", EXTRA)
     generic = importlib.import_module("verifiers.v1.utils.generic")
-    vf = importlib.import_module("verifiers.v1")
     field = "environment.options.taskset"
-    kind: Any
-    try:
-        if ":" in options.taskset:
-            module, _, attribute = options.taskset.partition(":")
-            kind = getattr(importlib.import_module(module), attribute)
-        else:
-            kind = loaders.taskset_class(options.taskset)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(field, options.taskset, "an installed taskset, or module:Class", f"{error}.") from error
+    kind = load_installed(TASKSET_ENTRY_POINTS, options.taskset, field)
     if not _is_taskset(kind, vf.Taskset):
-        raise ConfigError(field, options.taskset, "a subclass of verifiers.v1.Taskset", "Name the taskset's class.")
+        raise ConfigError(
+            field, options.taskset, "a subclass of verifiers.v1.Taskset", "Name its class in the entry point."
+        )
     config_type = generic.concrete_type(kind, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig
     try:
         config = config_type(**{"id": options.taskset, **options.config})
