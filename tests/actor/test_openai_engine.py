@@ -121,6 +121,14 @@ def test_what_breaks_on_the_way_is_asked_again(bench: Bench, fault: str) -> None
     bench.run(test, request_timeout_seconds=1.0)
 
 
+def test_a_turn_that_is_let_in_as_its_server_dies_is_asked_again(bench: Bench) -> None:
+    async def test(engine: OpenAIEngine) -> None:
+        bench.server.faults(reset=1)
+        check(engine, await speak(engine, 3))
+
+    bench.run(test, max_concurrent_requests=1)
+
+
 @DIALECTS
 @pytest.mark.parametrize("fault", ["lengths", "nan", "vocab"])
 def test_a_malformed_answer_costs_its_rollout_and_no_other(bench: Bench, dialect: str, fault: str) -> None:

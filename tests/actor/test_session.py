@@ -19,6 +19,7 @@ from tunix_core.actor.calls import CANCEL_GRACE_SECONDS, Calls
 from tunix_core.actor.episodes import EpisodeFailed
 from tunix_core.environments import Observation, StepResult, ToolCall
 from tunix_core.errors import EnvironmentFailure
+from tunix_core.storage.shards import decode, encode
 from tunix_core.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
@@ -128,6 +129,11 @@ def test_a_message_that_a_stop_rule_ended_gets_its_mark_from_the_environment(mak
     assert ended == expected
 
 
+class Undecided:
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither")
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even that")
@@ -171,12 +177,26 @@ def test_whatever_is_raised_costs_the_episode_only(error: BaseException, kind: s
         GO_ON._replace(components={str(i): 1.0 for i in range(100)}),
         GO_ON._replace(components=None),
         GO_ON._replace(tool_calls=("get",)),
+        GO_ON._replace(tool_calls=(ToolCall("get", Undecided()),)),
+        GO_ON._replace(tool_calls=(ToolCall("get", True),) * 10_000),
+        GO_ON._replace(reward=1e39),
     ],
 )
 def test_what_is_no_result_is_a_failure(result: Any) -> None:
     (outcome,), _ = play(lambda _: Scripted(returning(result)), script=says("hi"))
     assert isinstance(outcome, EpisodeFailed)
     assert outcome.kind == "environment_invalid"
+
+
+def test_names_that_no_file_can_hold_are_mended() -> None:
+    half = StepResult("", 1.0, True, (ToolCall("get\ud800", True),), {"part\ud800": 1.0, "long" * 1000: 2.0})
+    (rows,), _ = play(
+        lambda _: Scripted(returning(GO_ON._replace(tool_calls=half.tool_calls), half)), script=says("hi")
+    )
+    assert not isinstance(rows, EpisodeFailed)
+    assert decode(encode(rows)).faults == {}
+    assert rows[0].turns[2].tool_name == "get?"
+    assert max(map(len, rows[0].reward_components)) == 200
 
 
 @pytest.mark.parametrize(

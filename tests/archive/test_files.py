@@ -64,6 +64,22 @@ def test_an_import_is_what_the_learner_reads(tmp_path) -> None:
         ({"tokens": [1, 2]}, "lengths"),
         ({"tokens": ["x"] * 12}, "line 1"),
         ({"tokens": [2**40] * 12}, "line 1"),
+        ({"tokens": [1.7] * 12}, "tokens"),
+        ({"tokens": ["7"] * 12}, "tokens"),
+        ({"loss_mask": ["false"] * 12}, "loss_mask"),
+        ({"loss_mask": [None] * 12}, "loss_mask"),
+        ({"token_policy_version": [0.9] * 12}, "token_policy_version"),
+        ({"behavior_logprobs": ["-1"] * 12}, "behavior_logprobs"),
+        ({"reward": "1"}, "reward"),
+        ({"reward": None}, "reward"),
+        ({"reward_components": {"answer": "1"}}, "reward_components"),
+        ({"group_size": 2**40}, "group_size"),
+        ({"group_size": True}, "group_size"),
+        ({"group_size": 4.5}, "group_size"),
+        ({"trajectory_id": 3}, "trajectory_id"),
+        ({"trajectory_id": "\ud800"}, "surrogates"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "surrogates"),
+        ({"turns": [{"role": "policy", "start": "0", "end": 12}]}, "turns"),
         ({"turns": [{"role": "policy"}]}, "line 1"),
         ({"reward_components": [1]}, "line 1"),
     ],
@@ -97,6 +113,10 @@ def test_an_import_refuses_what_the_learner_would(tmp_path) -> None:
         import_trajectories(store, scattered)
     with pytest.raises(ConfigError, match="--from"):
         list(read_dataset(tmp_path))
+    reader = TrajectoryReader(store)
+    for _ in range(2):
+        reader.poll()
+    assert reader.live_incarnations() == [], "whoever broke off still gets a share of what actors may begin"
 
 
 def test_the_dictionary_explains_every_column() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from tunix_core.actor.episodes import EpisodeFailed
@@ -17,7 +16,11 @@ CUT = " [cut]"
 """Ends an answer of which more was there."""
 
 MAX_COMPONENTS = 64
-MAX_TOOL_NAME_CHARACTERS = 200
+MAX_TOOL_CALLS = 256
+MAX_NAME_CHARACTERS = 200
+"""Of a tool or a component."""
+MAX_REWARD = 1e30
+"""Above it float32, in which advantages are computed, overflows: one episode would cost the learner a step."""
 
 
 def question(value: Any, max_bytes: int) -> Observation:
@@ -54,14 +57,17 @@ def answer(value: Any, max_bytes: int) -> tuple[StepResult, bool]:
         raise _invalid("step", type(value), "a StepResult with a text of a tool or a user")
     try:
         reward = float(value.reward)
-        components = {str(name): float(part) for name, part in value.components.items()}
-        calls = tuple(call._replace(name=str(call.name)[:MAX_TOOL_NAME_CHARACTERS]) for call in value.tool_calls)
+        num_components, num_calls = len(value.components), len(value.tool_calls)
+        if num_components > MAX_COMPONENTS or num_calls > MAX_TOOL_CALLS:
+            raise ValueError("too many")
+        components = {_name(name): float(part) for name, part in value.components.items()}
+        calls = tuple(call._replace(name=_name(call.name), ok=bool(call.ok)) for call in value.tool_calls)
     except Exception:  # whatever else it is made of
-        raise _invalid("step", "something else", "numbers and ToolCalls") from None
-    if not math.isfinite(reward) or not _finite(components):
-        raise _invalid(
-            "step", f"reward {reward}, {len(components)} components", "finite numbers, at most 64 components"
-        )
+        accepted = f"numbers by name and ToolCalls, at most {MAX_COMPONENTS} and {MAX_TOOL_CALLS}"
+        raise _invalid("step", "something else", accepted) from None
+    if not abs(reward) <= MAX_REWARD or not all(map(math.isfinite, components.values())):
+        accepted = f"a reward of at most {MAX_REWARD:g} either way, finite components"
+        raise _invalid("step", f"reward {reward} and {len(components)} components", accepted)
     text, was_cut = cut(value.text, max_bytes)
     return value._replace(text=text, reward=reward, components=components, tool_calls=calls), was_cut
 
@@ -84,8 +90,8 @@ def _sound(text: str) -> str:
     return text.encode("utf-8", errors="replace").decode()
 
 
-def _finite(components: Mapping[str, float]) -> bool:
-    return len(components) <= MAX_COMPONENTS and all(math.isfinite(part) for part in components.values())
+def _name(value: Any) -> str:
+    return _sound(str(value)[:MAX_NAME_CHARACTERS])
 
 
 def _invalid(call: str, received: object, accepted: str) -> EpisodeFailed:

@@ -125,7 +125,8 @@ class Server:
         await self.gate.enter()
         try:
             weights = self.weights
-            assert weights is not None, "an open gate before a server whose weights are not known"
+            if weights is None:  # who broke off let it in, and took the server down in the same moment
+                raise Unreachable("engine_connection", self.last_trouble)
             call = self._dialect.generate(self._config.model_name, ids, how)
             answer = await self._client.request(call, self._config.request_timeout_seconds)
             generation = checked(self._dialect.generation(answer), how, self._needs.vocab_size)

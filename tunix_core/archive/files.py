@@ -12,17 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tunix_core.errors import ConfigError, DataError
-from tunix_core.storage.shards import TOKEN_COLUMNS, TRAJECTORY_SCALARS
+from tunix_core.storage.shards import SCHEMA, TOKEN_COLUMNS, TRAJECTORY_SCALARS
 from tunix_core.types import Trajectory, Turn
 
 ROWS_PER_FILE = 20_000
-
-_KINDS = {"tokens": np.int32, "loss_mask": bool, "behavior_logprobs": np.float32, "token_policy_version": np.int32}
 
 _CARD = """---
 configs:
@@ -68,19 +65,43 @@ def from_record(record: Mapping[str, Any], where: str) -> Trajectory:
         )
     values = dict(record)
     try:
-        for name, kind in _KINDS.items():
-            values[name] = np.array(record[name], kind)
-        lengths = {name: len(values[name]) for name in _KINDS}
-        if len(set(lengths.values())) != 1 or any(values[name].ndim != 1 for name in _KINDS):
-            raise DataError(f"{where}: received lists of lengths {lengths}, accepted one entry per token in each")
-        values["turns"] = [Turn(**turn) for turn in record["turns"]]
-        values["reward_components"] = {
-            str(name): float(value) for name, value in dict(record["reward_components"]).items()
-        }
         values["messages"] = json.dumps(record["messages"], ensure_ascii=False)
+        turns = [Turn(**turn) for turn in record["turns"]]
+        components = dict(record["reward_components"])
+        for name in TRAJECTORY_SCALARS:
+            _typed(name, values[name])
+        _typed("turns", [dataclasses.asdict(turn) for turn in turns])
+        _typed("reward_components", list(components.items()))
+        for name in TOKEN_COLUMNS:
+            values[name] = _typed(name, record[name]).values.to_numpy(zero_copy_only=False)
+        lengths = {name: len(values[name]) for name in TOKEN_COLUMNS}
+        if len(set(lengths.values())) != 1:
+            raise DataError(f"{where}: received lists of lengths {lengths}, accepted one entry per token in each")
+        values["turns"] = turns
+        values["reward_components"] = {name: float(value) for name, value in components.items()}
         return Trajectory(**values)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{where}: {error}") from error
+
+
+def _typed(column: str, value: Any) -> pa.Array:
+    """The value as a column of one row. NumPy would take "false" for true; Arrow does not, but it too cuts 1.7 to 1.
+
+    Raises:
+        TypeError, ValueError: it is of another kind than the column, or has nulls.
+    """
+    try:
+        array = pa.array([value], SCHEMA.field(column).type)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{column}: {error}") from error
+    values = value if column in TOKEN_COLUMNS else [value]
+    if pa.types.is_integer(array.type.value_type if values is value else array.type):
+        fractions = [entry for entry in values if type(entry) is float]
+        if fractions:
+            raise ValueError(f"{column}: received {fractions[0]}, accepted integers")
+    if array.null_count or (column in TOKEN_COLUMNS and array.values.null_count):
+        raise ValueError(f"{column}: null")
+    return array
 
 
 # ---- JSON lines ---------------------------------------------------------------------------------

@@ -33,6 +33,15 @@ def import_trajectories(store: ObjectStore, trajectories: Iterable[Trajectory]) 
             and stay: a second import of the same file would bring them again, under the same ids.
     """
     writer = TrajectoryWriter(store, actor_id=ACTOR_ID, incarnation=new_incarnation())
+    try:
+        num_trajectories = _write_all(writer, trajectories)
+        num_shards = writer.next_sequence
+    finally:
+        writer.close()  # one left open has a share of what actors may begin, until it is declared dead
+    return Imported(num_trajectories, num_shards, writer.incarnation)
+
+
+def _write_all(writer: TrajectoryWriter, trajectories: Iterable[Trajectory]) -> int:
     seen: set[str] = set()
     waiting: list[Trajectory] = []
     num_trajectories = 0
@@ -47,11 +56,7 @@ def import_trajectories(store: ObjectStore, trajectories: Iterable[Trajectory]) 
         if num_groups % GROUPS_PER_SHARD == 0:
             num_trajectories += _write(writer, waiting)
             waiting = []
-    if waiting:
-        num_trajectories += _write(writer, waiting)
-    num_shards = writer.next_sequence
-    writer.close()
-    return Imported(num_trajectories, num_shards, writer.incarnation)
+    return num_trajectories + (_write(writer, waiting) if waiting else 0)
 
 
 def _write(writer: TrajectoryWriter, trajectories: list[Trajectory]) -> int:
