@@ -63,26 +63,22 @@ def test_textarena_refuses_unknown_games_and_those_for_two() -> None:
     ],
 )
 def test_games_that_draw_while_they_are_played_repeat_by_seed(name: str, options, policy) -> None:
-    """Also when other sessions and the process itself draw in between."""
+    """Also when other sessions play at the same time, and when the process itself draws between the calls."""
     pytest.importorskip(name, reason=f"the extra {name} is not installed")
-
-    async def alone(seed: int):
-        return await play(made(name, options), seed, policy)
-
-    async def together(seeds: list[int]):
-        async def disturb() -> None:
-            while True:
-                random.random()
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(disturb())
-        found = await asyncio.gather(*(alone(seed) for seed in seeds))
-        task.cancel()
-        return found
-
     seeds = [task_seed("train", index, 0) for index in range(8)]
-    one_by_one = [asyncio.run(alone(seed)) for seed in seeds]
-    assert asyncio.run(together(seeds)) == one_by_one
+
+    def drawing(read):
+        random.random()
+        return policy(read)
+
+    async def together():
+        return await asyncio.gather(*(play(made(name, options), seed, policy) for seed in seeds))
+
+    one_by_one, disturbed = (
+        [asyncio.run(play(made(name, options), seed, messages)) for seed in seeds] for messages in (policy, drawing)
+    )
+    assert disturbed == one_by_one
+    assert asyncio.run(together()) == one_by_one
     assert len({str(results) for _, results in one_by_one}) > 1
 
 

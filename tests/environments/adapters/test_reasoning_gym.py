@@ -64,6 +64,7 @@ def datasets():
     [
         ({"datasets": Table(sums=1)}, "sums"),
         ({"datasets": Table(composite=1)}, "composite"),
+        ({"datasets": Table(game_of_life_halting=1)}, "tells right from wrong"),
         ({"dataset_configs": Table(chain_sum={"min_turns": 3})}, "min_terms"),
         ({"datasets": Table(word_ladder=1)}, "PYTHONHASHSEED"),
     ],
@@ -164,10 +165,11 @@ def test_a_dataset_without_answers_has_no_demonstration() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_dataset_asks_and_scores_its_own_answer(datasets: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the three whose questions take over 5 s each to make here."""
+    """And no other; all but the three whose questions take over 5 s each to make here."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     without_answers = set()
-    for name in sorted(set(datasets) - {"composite", "knight_swap", "intermediate_integration", "arc_agi"}):
+    left_out = {"composite", "game_of_life_halting", "knight_swap", "intermediate_integration", "arc_agi"}
+    for name in sorted(set(datasets) - left_out):
         options = ReasoningGymOptions(datasets=Table({name: 1.0}), splits="seed", answer="message")
         environment = made("reasoning_gym", options)
         seed = task_seed("train", 3, 0)
@@ -180,6 +182,8 @@ def test_every_dataset_asks_and_scores_its_own_answer(datasets: dict, monkeypatc
         assert first.text, name
         assert result.done, name
         assert result.reward == 1.0 or name in without_answers, name
+        _, (result,) = play_all(made("reasoning_gym", options), seed, "no answer at all")
+        assert result.reward < 1, name
     assert without_answers == {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 
 

@@ -85,9 +85,12 @@ def test_an_endless_taskset_is_read_so_far() -> None:
     ("given", "match"),
     [
         (options("boxed"), "tests_pass takes a runtime"),
+        (options("contained"), "it runs in a container"),
+        (options("user_first"), "its user speaks first"),
+        (options("with_tools"), "a taskset without tool servers"),
         (options("sum_task"), "subclass of verifiers.v1.Taskset"),
         (options("no_class"), "an entry point that can be imported, unlike .*:NoClass"),
-        (options("nothing"), "accepted boxed, conversations, .*tunix_airflow.verifiers_tasksets"),
+        (options("nothing"), "accepted boxed, contained, .*tunix_airflow.verifiers_tasksets"),
         # As verifiers itself would find it: any module's class, and any module.
         (options("tests.environments.adapters.verifiers_tasks:Sums"), "tunix_airflow.verifiers_tasksets"),
         (options("verifiers.v1.tasksets.textarena"), "tunix_airflow.verifiers_tasksets"),

@@ -70,6 +70,32 @@ class Boxed(vf.Taskset[BoxedTask, vf.TasksetConfig]):
         yield BoxedTask(vf.TaskData(prompt="Fix the bug."), self.config.task)
 
 
+class ContainerTask(SumTask):
+    NEEDS_CONTAINER = True
+
+
+class Contained(vf.Taskset[ContainerTask, SumConfig]):
+    """Its tasks run in a container."""
+
+    def load(self) -> Iterator[ContainerTask]:
+        yield ContainerTask(SumData(prompt="What is 1+1?", answer="2"), self.config.task)
+
+
+class UserFirst(vf.Taskset[SumTask, SumConfig]):
+    """Its tasks have no prompt: a user speaks first."""
+
+    def load(self) -> Iterator[SumTask]:
+        yield SumTask(SumData(prompt=None, answer="2"), self.config.task)
+
+
+class WithTools(Sums):
+    """Its tasks share a tool server."""
+
+    @classmethod
+    def toolsets(cls, _config: SumConfig) -> list[vf.Toolset]:
+        return [vf.Toolset(vf.ToolsetConfig())]
+
+
 class Conversations(vf.Taskset[SumTask, SumConfig]):
     """Its prompts hold a turn of the assistant."""
 

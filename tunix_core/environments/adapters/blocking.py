@@ -44,7 +44,8 @@ class GlobalRandomness:
     """What `random` and `numpy.random` hold for one session, for packages that draw from them.
 
     Within `installed` the process-wide generators are the session's; one session at a time, so such
-    environments take turns, and each plays as if it were alone. Outside, they are as they were.
+    environments take turns, and each plays as if it were alone. Outside, they are as they were. Another thread that
+    draws from them without this, amid a call, takes from the session's draws: that call's episode would not repeat.
     """
 
     def __init__(self, seed: int) -> None:

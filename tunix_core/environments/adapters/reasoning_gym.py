@@ -3,7 +3,7 @@
 A message without an answer is told so and the episode goes on; an answer ends it with the dataset's score,
 1 for a right one. Facts about the datasets of 0.1.25 that a run meets: five of them give no reference answer
 (`boxnet`, `graph_color`, `propositional_logic`, `rubiks_cube`, `rush_hour`), so they have no demonstrations;
-`game_of_life_halting` scores whatever is not "True" as "False"; those of `HASH_DEPENDENT` iterate over sets.
+those of `HASH_DEPENDENT` iterate over sets; `game_of_life_halting` is refused, for it scores any answer as right.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ MAX_DRAWS = 256
 
 HASH_DEPENDENT = {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
 """Whose instance of a seed differs between processes unless these hash text alike."""
+
+ANY_ANSWER_IS_RIGHT = {"game_of_life_halting"}
+"""It compares the truth of two texts, as Python has it."""
 
 NO_ANSWER = "No answer found."
 
@@ -150,6 +153,13 @@ def _check_dataset(known: Mapping[str, tuple[Any, Any]], name: str, fields: Mapp
         name,
         "a dataset of reasoning-gym",
         "See reasoning_gym.factory.DATASETS; several datasets are mixed by their weights.",
+    )
+    require(
+        name not in ANY_ANSWER_IS_RIGHT,
+        "environment.options.datasets",
+        name,
+        "a dataset that tells right from wrong",
+        "Its score is 1 for any answer: a policy would learn nothing from it. Leave it out.",
     )
     accepted = set(inspect.signature(known[name][1]).parameters) - {"seed", "size"}
     require(
