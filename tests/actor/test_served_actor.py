@@ -1,8 +1,10 @@
 """Whole actors on a server: weights are published, reloaded and spoken with, and every token fits its version."""
 
 import dataclasses
+import errno
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from tunix_core.engine_config import EngineConfig
 from tunix_core.errors import EngineUnavailable, Interrupted
 from tunix_core.models.parameters import flatten_parameters
 from tunix_core.processes import free_port
+from tunix_core.storage import multifile
 from tunix_core.storage.control import read_heartbeat
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.store import open_store
@@ -119,6 +122,21 @@ def test_versions_are_handed_over_in_folders_that_do_not_pile_up(tmp_path) -> No
     assert (third.folder / "config.json").is_file()
     last = loader.load(3)
     assert sorted((tmp_path / "weights" / "actor-0-0").iterdir()) == [first.folder, third.folder, last.folder]
+
+
+def test_a_version_that_cannot_be_handed_over_leaves_no_half_of_it(tmp_path, monkeypatch) -> None:
+    store = open_store(str(tmp_path / "run"))
+    policies = PolicyStore(store)
+    policies.publish(0, flatten_parameters(weights(0)), config={}, parent=None, publisher="test", gate={})
+    loader = FolderLoader(policies, served(None, tmp_path), "actor-0-0")
+
+    def full(*_arguments: Any, **_fields: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(multifile, "encode_tensors", full)
+    with pytest.raises(OSError, match="no space"):
+        loader.load(0)
+    assert list((tmp_path / "weights" / "actor-0-0").iterdir()) == []
 
 
 def test_servers_are_dealt_to_actors_in_turn_and_to_none_twice(tmp_path) -> None:

@@ -166,6 +166,7 @@ def nan_logprobs(index: int) -> np.ndarray:
         ({"tokens": np.full(12, -1, np.int32)}, "tokens: accepted 0 to 271"),
         ({"token_policy_version": np.full(12, -1, np.int32)}, "token_policy_version: negative on a policy token"),
         ({"reward": math.nan}, "reward: not finite"),
+        ({"reward": -1e39}, "reward: not finite"),
         ({"temperature": 0.0}, "temperature: accepted above 0"),
         ({"temperature": math.inf}, "temperature: not finite"),
         ({"group_size": 0}, "group_size"),

@@ -55,29 +55,37 @@ class FolderLoader:
         self._loaded: list[ServedWeights] = []
 
     def load(self, version: int) -> ServedWeights:
-        config = self._config
         # A name that no server has seen: some remember what they read from a path.
         folder = self._root / f"{version:08d}-{uuid.uuid4().hex[:8]}"
         partial = folder.with_suffix(".partial")
-        names = export_version(
-            partial,
-            self._loader,
-            config.model,
-            version,
-            context_tokens=config.actor.context_tokens,
-            dtype=config.engine.weights_dtype,
-        )
-        digest = hashlib.sha256()
-        for name in sorted(n for n in names if n.endswith(".safetensors")):
-            with (partial / name).open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        partial.rename(folder)
-        weights = ServedWeights(folder=folder, version=version, digest=digest.hexdigest())
+        try:
+            digest = self._write(partial, version)
+            partial.rename(folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        weights = ServedWeights(folder=folder, version=version, digest=digest)
         self._loaded.append(weights)
         for old in [w for w in self._loaded[: -self.KEPT] if not w.in_use]:
             shutil.rmtree(old.folder, ignore_errors=True)
             self._loaded.remove(old)
         return weights
+
+    def _write(self, folder: Path, version: int) -> str:
+        """The folder; returns the SHA-256 of its safetensors files."""
+        names = export_version(
+            folder,
+            self._loader,
+            self._config.model,
+            version,
+            context_tokens=self._config.actor.context_tokens,
+            dtype=self._config.engine.weights_dtype,
+        )
+        digest = hashlib.sha256()
+        for name in sorted(n for n in names if n.endswith(".safetensors")):
+            with (folder / name).open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
 
 
 def weight_loader(policies: PolicyStore, config: RunConfig, process: str) -> WeightLoader:

@@ -134,6 +134,7 @@ class Evaluator:
             while waiting and scheduler.num_free:
                 scheduler.start(waiting.pop())
             await scheduler.step(1.0)
+        await calls.finish_closing(self._limits.step_seconds)  # the loop ends here, and would cut them off
 
 
 def _collect(outcomes: list[Outcome]) -> Rollouts:

@@ -410,8 +410,14 @@ def _find_faults(rows: ShardRows, vocab_size: int | None) -> dict[int, str]:
     limit = np.iinfo(np.int32).max if vocab_size is None else vocab_size
     blame_values("tokens", (tokens < 0) | (tokens >= limit), f"tokens: accepted 0 to {limit - 1}")
     blame_values("behavior_logprobs", ~np.isfinite(logprobs), "behavior_logprobs: not finite")
-    for name in ("reward", "temperature", "created_at"):
-        blame(np.flatnonzero(~np.isfinite(rows.column(name))), f"{name}: not finite")
+    with np.errstate(over="ignore"):
+        reward = rows.column("reward").astype(np.float32)  # as it is trained on
+    for name, values in (
+        ("reward", reward),
+        ("temperature", rows.column("temperature")),
+        ("created_at", rows.column("created_at")),
+    ):
+        blame(np.flatnonzero(~np.isfinite(values)), f"{name}: not finite")
     blame(np.flatnonzero(rows.column("temperature") <= 0), "temperature: accepted above 0")
     blame(np.flatnonzero(rows.column("group_size") < 1), "group_size: accepted at least 1")
     _blame_versions(rows, blame)
