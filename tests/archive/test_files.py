@@ -40,6 +40,27 @@ def test_a_dataset_comes_back_to_the_bit(tmp_path, monkeypatch: pytest.MonkeyPat
         write_dataset(folder, TRAJECTORIES, split="train", source="run")
 
 
+def test_files_of_a_dataset_have_one_schema(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tunix_core.archive.files.ROWS_PER_FILE", 1)
+    bare = make_trajectory(0, turns=[], reward_components={}, messages="[]")
+    write_dataset(tmp_path / "dataset", [bare, make_trajectory(1)], split="train", source="run")
+    first, second = (pq.read_schema(path) for path in sorted((tmp_path / "dataset" / "data").iterdir()))
+    assert first.equals(second)
+    assert all(map(same_trajectory, [bare, make_trajectory(1)], read_dataset(tmp_path / "dataset")))
+
+
+def test_an_export_that_breaks_off_can_be_repeated(tmp_path) -> None:
+    def broken():
+        yield make_trajectory(0)
+        raise OSError("the store is away")
+
+    path = tmp_path / "out.jsonl"
+    with pytest.raises(OSError, match="away"):
+        write_jsonl(path, broken())
+    assert not path.exists()
+    assert write_jsonl(path, TRAJECTORIES) == 9
+
+
 def test_an_import_is_what_the_learner_reads(tmp_path) -> None:
     whole = make_run(open_store(str(tmp_path / "run"))).store
     exported = [found.trajectory for found in select(whole, Selection())]

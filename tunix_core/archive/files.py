@@ -21,6 +21,19 @@ from tunix_core.types import Trajectory, Turn
 
 ROWS_PER_FILE = 20_000
 
+_PLAIN = pa.schema(
+    [SCHEMA.field(name) for name in SCHEMA.names if name in {*TRAJECTORY_SCALARS, *TOKEN_COLUMNS, "turns"}]
+)
+_FILE = (
+    _PLAIN.set(
+        _PLAIN.get_field_index("messages"),
+        pa.field("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+    )
+    .append(pa.field("reward_components", pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))))
+    .remove_metadata()
+)
+"""Columns of a dataset's files, alike in all of them, whatever their rows leave empty."""
+
 _CARD = """---
 configs:
 - config_name: default
@@ -115,10 +128,12 @@ def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> int:
     """
     _refuse_existing(path)
     num = 0
-    with path.open("x", encoding="utf-8") as file:
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
         for trajectory in trajectories:
             file.write(json.dumps(to_record(trajectory), ensure_ascii=False, allow_nan=False) + "\n")
             num += 1
+    partial.rename(path)
     return num
 
 
@@ -152,7 +167,7 @@ def write_dataset(folder: Path, trajectories: Iterable[Trajectory], *, split: st
 
     def flush() -> None:
         nonlocal num_files
-        table = pa.Table.from_pylist([_listed(row) for row in rows])
+        table = pa.Table.from_pylist([_listed(row) for row in rows], schema=_FILE)
         pq.write_table(table, folder / "data" / f"{split}-{num_files:05d}.parquet", compression="zstd")
         num_files += 1
         rows.clear()
