@@ -7,7 +7,6 @@ from tests.data.support import make_group
 from tests.learner.support import initial_weights, make_config, make_learner, open_run, run_killed
 from tunix_core import paths
 from tunix_core.config import RunConfig
-from tunix_core.rl.pacing import TargetController
 from tunix_core.storage.control import read_heartbeat, read_learner_signal, write_heartbeat
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.store import ObjectStore
@@ -89,7 +88,8 @@ def test_capacity_not_inflated_by_recovery(tmp_path) -> None:
     assert last.clock == END
     beat = read_heartbeat(store, "learner")
     assert beat is not None
-    capacity = (TargetController(max_staleness=4).ceiling + 1) * config.learner.groups_per_batch
+    # The target is below the bound: max_staleness - 1 where weights are published at once.
+    capacity = config.staleness.max_staleness * config.learner.groups_per_batch
     # What went stale is in no step record, and under way no longer.
     stale = beat.progress["ledger_trajectories"]["stale"] // 2
     for life in (pool.under_way[:before], pool.under_way[before:]):
