@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import math
 import random
 import zlib
@@ -18,6 +19,9 @@ Instance = TypeVar("Instance")
 
 SPLITS = ("train", "held_out")
 _HELD_OUT_ONE_IN = 8
+MAX_DRAWS = 256
+"""For `draw_instance`. A held-out instance comes after 8 draws on average, so only a task with too few instances needs
+as many."""
 
 
 class Observation(NamedTuple):
@@ -115,18 +119,28 @@ def split_of(seed: int) -> str:
     return SPLITS[seed & 1]
 
 
-def draw_instance(seed: int, draw: Callable[[random.Random], Instance]) -> Instance:
+def draw_instance(
+    seed: int, draw: Callable[[random.Random], Instance], *, max_draws: int | None = None, too_few: str = ""
+) -> Instance:
     """Draw the task instance of `seed`; the splits share no *instance*, not only no seed.
 
     An instance belongs to the held-out split when the checksum of its text is divisible by 8, so
     drawing goes on until one of the seed's split turns up.
+
+    Args:
+        max_draws: at most; None: as many as it takes, for draws that cost nothing from many instances.
+        too_few: whose instances run out and what to do about it, for the error.
+
+    Raises:
+        EnvironmentFailure: none of `max_draws` was of the seed's split.
     """
     rng = random.Random(seed)
     held_out = split_of(seed) == "held_out"
-    while True:
+    for _ in itertools.count() if max_draws is None else range(max_draws):
         instance = draw(rng)
         if (zlib.crc32(repr(instance).encode()) % _HELD_OUT_ONE_IN == 0) == held_out:
             return instance
+    raise EnvironmentFailure(f"none of {max_draws} draws falls to the seed's split: {too_few}")
 
 
 class ToolWeather:

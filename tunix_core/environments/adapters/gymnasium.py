@@ -9,7 +9,6 @@ completed, `truncated` (a time limit) as truncated.
 from __future__ import annotations
 
 import functools
-import random
 from typing import Any
 
 from tunix_core.environment_config import (
@@ -22,11 +21,8 @@ from tunix_core.environment_config import (
 from tunix_core.environments.adapters.blocking import BlockingEnvironment, load_package
 from tunix_core.environments.adapters.codecs import NotAnAction, action_codec, observation_codec, render_mode, rules
 from tunix_core.environments.adapters.messages import extract, how_to
-from tunix_core.environments.base import Observation, StepResult, draw_instance
-from tunix_core.errors import ConfigError, EnvironmentFailure
-
-MAX_DRAWS = 256
-"""See `reasoning_gym.MAX_DRAWS`."""
+from tunix_core.environments.base import MAX_DRAWS, Observation, StepResult, draw_instance
+from tunix_core.errors import ConfigError
 
 
 class GymnasiumText(BlockingEnvironment):
@@ -55,19 +51,13 @@ class GymnasiumText(BlockingEnvironment):
         instructions = self._options.instructions or own
         if self._options.splits == "seed":
             return Observation(self._open(seed), instructions)
-        draws = 0
-
-        def draw(rng: random.Random) -> str:
-            nonlocal draws
-            draws += 1
-            if draws > MAX_DRAWS:
-                raise EnvironmentFailure(
-                    f"gymnasium: none of {MAX_DRAWS} openings of {self._options.env_id} falls to the seed's split. "
-                    "Set splits to seed."
-                )
-            return self._open(rng.getrandbits(63))
-
-        return Observation(draw_instance(seed, draw), instructions)
+        opening = draw_instance(
+            seed,
+            lambda rng: self._open(rng.getrandbits(63)),
+            max_draws=MAX_DRAWS,
+            too_few=f"gymnasium: openings of {self._options.env_id}. Set splits to seed.",
+        )
+        return Observation(opening, instructions)
 
     def _open(self, seed: int) -> str:
         observation, _ = self._environment.reset(seed=seed)

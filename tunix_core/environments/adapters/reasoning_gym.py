@@ -18,12 +18,9 @@ from typing import Any
 from tunix_core.environment_config import EnvironmentConfig, ReasoningGymOptions
 from tunix_core.environments.adapters.blocking import BlockingEnvironment, load_package
 from tunix_core.environments.adapters.messages import extract, how_to
-from tunix_core.environments.base import Observation, StepResult, draw_instance
-from tunix_core.errors import ConfigError, EnvironmentFailure
+from tunix_core.environments.base import MAX_DRAWS, Observation, StepResult, draw_instance
+from tunix_core.errors import ConfigError
 from tunix_core.validation import require
-
-MAX_DRAWS = 256
-"""A held-out instance comes after 8 draws on average, so only a dataset with too few instances needs as many."""
 
 HASH_DEPENDENT = {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
 """Whose instance of a seed differs between processes unless these hash text alike."""
@@ -72,19 +69,13 @@ class ReasoningGym(BlockingEnvironment):
         """
         if self._options.splits == "seed":
             return self._draw(random.Random(seed))
-        draws = 0
-
-        def draw(rng: random.Random) -> ReasoningInstance:
-            nonlocal draws
-            draws += 1
-            if draws > MAX_DRAWS:
-                raise EnvironmentFailure(
-                    f"reasoning_gym: none of {MAX_DRAWS} draws from {', '.join(self._options.datasets)} falls to the "
-                    "seed's split: too few instances. Widen dataset_configs, or set splits to seed."
-                )
-            return self._draw(rng)
-
-        return draw_instance(seed, draw)
+        return draw_instance(
+            seed,
+            self._draw,
+            max_draws=MAX_DRAWS,
+            too_few=f"reasoning_gym: instances of {', '.join(self._options.datasets)}. Widen dataset_configs, or set "
+            "splits to seed.",
+        )
 
     def opening(self, seed: int) -> Observation:
         """See `Demonstrated`."""
