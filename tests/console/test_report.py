@@ -117,7 +117,7 @@ def test_the_page_shows_step_times_utilisation_and_the_gap(run):
         assert part in page
     assert page.count("Model FLOPs utilisation") > 1
     assert "Sampler against learner, at equal version" in page
-    utilization = report._utilization(report._steps(read_metrics(run.store, "learner")), np.full(12, 2.0))[1]
+    utilization = report._utilization(report.step_rows(read_metrics(run.store, "learner")), np.full(12, 2.0))[1]
     assert "no data recorded" not in utilization
 
 
@@ -154,6 +154,6 @@ def test_a_step_that_was_executed_again_counts_once():
         "loss": np.array([0.1, 0.2, 0.25, 0.3, np.nan]),
         "incarnation": np.array(["a"] * 5, object),
     }
-    steps = report._steps(learner)
+    steps = report.step_rows(learner)
     assert steps["clock"].tolist() == [1, 2, 3]
     assert steps["loss"].tolist() == [0.1, 0.25, 0.3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,8 @@ from tunix_core.validation import require
 class Selection:
     """Trajectories that meet every condition; a condition left as it is asks for nothing."""
 
+    trajectory: str = ""
+    """Its id."""
     environment: str = ""
     split: str = ""
     finish_reason: str = ""
@@ -53,6 +55,7 @@ class Selection:
         kept = np.ones(rows.num_rows, bool)
         kept[list(rows.faults)] = False
         for column, wanted in (
+            ("trajectory_id", self.trajectory),
             ("environment", self.environment),
             ("split", self.split),
             ("finish_reason", self.finish_reason),
@@ -91,24 +94,29 @@ def select(
         refused: told of each shard and row that cannot be read.
     """
     keys = [key for key in store.list_after(paths.TRAJECTORIES) if _may_hold(selection, key)]
-    for key in sorted(keys, reverse=newest_first):
-        try:
-            rows = decode(store.get(key))
-        except DataError as error:
-            refused(f"{key}: {error}")
-            continue
+    for key, rows in readable(store, sorted(keys, reverse=newest_first), refused):
         for row, reason in sorted(rows.faults.items()):
             refused(f"{key} row {row}: {reason}")
         for row in np.flatnonzero(selection.matches(rows)).tolist():
             yield Found(key, row, rows.trajectory(row))
 
 
+def readable(
+    store: ObjectStore, keys: Iterable[str], refused: Callable[[str], None] = lambda _reason: None
+) -> Iterator[tuple[str, ShardRows]]:
+    """Those of the shards that can be decoded, one in memory at a time; `refused` is told of the others."""
+    for key in keys:
+        try:
+            rows = decode(store.get(key))
+        except DataError as error:
+            refused(f"{key}: {error}")
+            continue
+        yield key, rows
+
+
 def _may_hold(selection: Selection, key: str) -> bool:
-    """By the hour in its name, with an hour to spare: rows are created before their shard, clocks differ."""
+    """By the hour in its name. Rows are created before their shard, at most a day; clocks differ by less than an hour."""
     partition = paths.parse_shard(key).hour
-    since, until = (paths.hour_partition(max(0.0, at)) if math.isfinite(at) else "" for at in _spread(selection))
+    bounds = selection.since - 3600, selection.until + 24 * 3600
+    since, until = (paths.hour_partition(max(0.0, at)) if math.isfinite(at) else "" for at in bounds)
     return (not since or partition >= since) and (not until or partition <= until)
-
-
-def _spread(selection: Selection) -> tuple[float, float]:
-    return selection.since - 3600, selection.until + 24 * 3600

@@ -6,7 +6,6 @@ how old it was then. Shards in quarantine are left out, as the learner left them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -103,23 +102,19 @@ def _root(store: ObjectStore, connection: Any) -> str:
     if store.uri.startswith("gs://"):
         import fsspec
 
-        connection.register_filesystem(fsspec.filesystem("gcs", **_gcs_options()))
+        from tunix_core.storage.gcs_store import connection_options
+
+        connection.register_filesystem(fsspec.filesystem("gcs", **connection_options()))
         return store.uri.replace("gs://", "gcs://", 1) + "/"
     if store.uri.startswith("memory://"):
         raise ConfigError("--run", store.uri, "a folder or gs://", "A store in memory is only its process's.")
     return store.uri.removeprefix("file://") + "/"
 
 
-def _gcs_options() -> Mapping[str, Any]:
-    import os
-
-    emulated = bool(os.environ.get("STORAGE_EMULATOR_HOST"))
-    return {"token": "anon", "project": "emulated"} if emulated else {}
-
-
 def _trajectories(store: ObjectStore, connection: Any, root: str) -> None:
-    refused = {entry.shard for entry in read_quarantine(store) if entry.reason}
-    rows = {(entry.shard, row) for entry in read_quarantine(store) for row in entry.rows}
+    entries = read_quarantine(store)
+    refused = {entry.shard for entry in entries if entry.reason}
+    rows = {(entry.shard, row) for entry in entries for row in entry.rows}
     keys = [key for key in store.list_after(paths.TRAJECTORIES) if key.endswith(".parquet") and key not in refused]
     if not keys:
         connection.register("no_trajectories", SCHEMA.empty_table())

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tunix_core import paths
+from tunix_core.archive.selection import readable
 from tunix_core.config import RunConfig
-from tunix_core.errors import ConfigError, DataError
+from tunix_core.console.report import step_rows
+from tunix_core.errors import ConfigError
 from tunix_core.simulation.durations import Draw, empirical
 from tunix_core.storage.metrics_files import read_metrics
-from tunix_core.storage.shards import decode
 from tunix_core.storage.store import ObjectStore
 
 
@@ -54,11 +55,10 @@ def measure(store: ObjectStore, config: RunConfig) -> Measured:
     Raises:
         ConfigError: the run has made too few steps to be measured.
     """
-    learner = read_metrics(store, "learner")
-    steps = np.flatnonzero(np.isfinite(learner["loss"].astype(np.float64))) if "loss" in learner else np.zeros(0, int)
-    if len(steps) < 5:
-        raise ConfigError("--run", store.uri, "a run of at least 5 steps", f"It has made {len(steps)}: let it go on.")
-    column = {name: values[steps] for name, values in learner.items() if values.dtype != object}
+    column = step_rows(read_metrics(store, "learner"))
+    num_steps = len(column.get("clock", ()))
+    if num_steps < 5:
+        raise ConfigError("--run", store.uri, "a run of at least 5 steps", f"It has made {num_steps}: let it go on.")
     ended = dict(zip(column["clock"].astype(int).tolist(), column["time"].tolist(), strict=True))
     bound = config.staleness.max_staleness
     ages = {age: int(column[f"staleness_{age}"].sum()) for age in range(bound + 1)}
@@ -67,7 +67,7 @@ def measure(store: ObjectStore, config: RunConfig) -> Measured:
     duration = float(column["time"][-1] - column["time"][0])
     own = column["device_seconds"]
     return Measured(
-        num_steps=len(steps),
+        num_steps=num_steps,
         step_seconds=float(np.median(own)),
         publish_seconds=_publish_seconds(store, ended) + config.actor.poll_seconds / 2,
         duration_seconds=duration,
@@ -103,11 +103,7 @@ def _groups(store: ObjectStore) -> _Groups:
     ends: dict[str, float] = defaultdict(float)
     tokens: dict[str, float] = defaultdict(float)
     actors: dict[str, str] = {}
-    for key in store.list_after(paths.TRAJECTORIES):
-        try:
-            rows = decode(store.get(key))
-        except DataError:
-            continue  # in quarantine; the learner has counted it
+    for _, rows in readable(store, store.list_after(paths.TRAJECTORIES)):
         created, played = (rows.column(name) for name in ("created_at", "generation_seconds"))
         waited, lengths = (rows.column(name) for name in ("environment_seconds", "num_tokens"))
         actor = rows.column("incarnation").tolist()

@@ -42,26 +42,31 @@ def render(
         learner: its metrics, a row per step.
         actors: each actor process's metrics.
     """
-    steps = _steps(learner)
+    steps = step_rows(learner)
     body = "\n".join(
         [
             _header(summary, config),
             _cards(summary),
             f'<div class="bound"><b>What bounds it.</b> {html.escape(bound_sentence(steps, summary))}</div>',
-            _panels(_learning(steps, before, after), "Learning"),
-            _panels(_stability(steps), "Stability"),
-            _panels(_freshness(steps, audit, config), "Freshness"),
+            panels(_learning(steps, before, after), "Learning"),
+            panels(_stability(steps), "Stability"),
+            panels(_freshness(steps, audit, config), "Freshness"),
             _ledger(summary),
-            _panels(_machinery(steps, actors), "Machinery"),
+            panels(_machinery(steps, actors), "Machinery"),
             _dialogues(before, after),
             _config(config),
         ]
     )
+    return page(f"{config.recipe}, seed {config.seed}: run report", body)
+
+
+def page(title: str, body: str) -> str:
+    """A self-contained HTML page around `body`, which is HTML; `title` is text."""
     template = (importlib.resources.files("tunix_core.console") / "report_template.html").read_text()
-    return string.Template(template).substitute(title=f"{config.recipe}, seed {config.seed}: run report", body=body)
+    return string.Template(template).substitute(title=html.escape(title), body=body)
 
 
-def _steps(learner: Metrics) -> dict[str, np.ndarray]:
+def step_rows(learner: Metrics) -> dict[str, np.ndarray]:
     """The rows of steps, each step's last one (a step may have been executed again), in order."""
     if "loss" not in learner:
         return {}
@@ -117,12 +122,15 @@ def _cards(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _panels(panels: Sequence[tuple[str, str, str]], heading: str) -> str:
-    boxes = "".join(
-        f'<div class="panel"><h3>{html.escape(title)}</h3>{svg}<div class="note">{html.escape(note)}</div></div>'
-        for title, svg, note in panels
-    )
-    return f'<h2>{html.escape(heading)}</h2><div class="grid">{boxes}</div>'
+def panels(boxes: Sequence[tuple[str, str, str]], heading: str) -> str:
+    """Plots under a heading: title, SVG and note of each, the last one empty where there is nothing to say."""
+    parts = [
+        f'<div class="panel"><h3>{html.escape(title)}</h3>{svg}'
+        + (f'<div class="note">{html.escape(note)}</div>' if note else "")
+        + "</div>"
+        for title, svg, note in boxes
+    ]
+    return f'<h2>{html.escape(heading)}</h2><div class="grid">{"".join(parts)}</div>'
 
 
 def _minutes(steps: Metrics) -> np.ndarray:

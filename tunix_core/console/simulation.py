@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import html
-import importlib.resources
 import json
-import string
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,8 @@ from tunix_core.config_loading import build, load_recipe, overridden, parse_over
 from tunix_core.console import plots
 from tunix_core.console.calibration import Measured, measure
 from tunix_core.console.plots import Line
+from tunix_core.console.report import page as report_page
+from tunix_core.console.report import panels
 from tunix_core.errors import ConfigError
 from tunix_core.simulation.outcome import Outcome
 from tunix_core.simulation.setting import Setting
@@ -148,7 +148,7 @@ def page(setting: Setting, outcomes: Mapping[str, Outcome], measured: Measured |
     """A self-contained HTML page."""
     hours = {name: np.array([step.ended_at for step in out.steps]) / 3600 for name, out in outcomes.items()}
 
-    def lines(read: str, names: Iterable[str] = outcomes) -> list[Line]:
+    def lines(read: str, names: Iterable[str]) -> list[Line]:
         found = []
         for name in names:
             out = outcomes[name]
@@ -160,23 +160,25 @@ def page(setting: Setting, outcomes: Mapping[str, Outcome], measured: Measured |
     histograms = {name: out.staleness for name, out in outcomes.items()}
     if measured:
         histograms["the run, measured"] = measured.staleness
-    panels = [
+    ages = range(setting.max_staleness + 1)
+    histogram_boxes = [
         (
             f"Staleness at consumption: {name}",
             plots.histogram(
-                list(range(setting.max_staleness + 1)),
-                [ages.get(age, 0) for age in range(setting.max_staleness + 1)],
-                title=f"staleness, {name}",
-                x_label="steps",
+                list(ages), [counts.get(age, 0) for age in ages], title=f"staleness, {name}", x_label="steps"
             ),
+            "",
         )
-        for name, ages in histograms.items()
+        for name, counts in histograms.items()
     ]
-    panels += [
-        ("Mean staleness", plots.line_plot(lines("staleness_mean"), title="mean staleness", x_label="hours")),
-        ("Target, batches of headroom", plots.line_plot(lines("target", with_target), title="target", x_label="hours")),
-        ("Groups ready for the next step", plots.line_plot(lines("queued"), title="queued groups", x_label="hours")),
-        ("Groups in flight", plots.line_plot(lines("in_flight"), title="groups in flight", x_label="hours")),
+    line_boxes = [
+        (title, plots.line_plot(lines(read, names), title=title, x_label="hours"), "")
+        for title, read, names in (
+            ("Mean staleness", "staleness_mean", outcomes),
+            ("Target, batches of headroom", "target", with_target),
+            ("Groups ready for the next step", "queued", outcomes),
+            ("Groups in flight", "in_flight", outcomes),
+        )
     ]
     rows = "".join(
         f"<tr><td>{html.escape(name)}</td><td class='n'>{len(out.steps)}</td><td class='n'>{out.busy_fraction:.1%}</td>"
@@ -187,15 +189,14 @@ def page(setting: Setting, outcomes: Mapping[str, Outcome], measured: Measured |
         "<table><tr><th>rule</th><th class='n'>steps</th><th class='n'>learner busy</th>"
         f"<th class='n'>tokens discarded</th><th class='n'>mean staleness</th></tr>{rows}</table>"
     )
-    boxes = "".join(f'<div class="panel"><h3>{html.escape(title)}</h3>{svg}</div>' for title, svg in panels)
     title = f"{setting.num_actors:,} actors, {setting.groups_per_batch} groups per step of {setting.step_seconds:g} s"
     body = (
         f"<header><h1>{html.escape(title)}</h1><div class='muted'>simulated: {setting.duration_seconds / 3600:.1f} hours, "
-        f"staleness bound {setting.max_staleness}, seed {setting.seed}</div></header>{figures}<div class='grid'>{boxes}</div>"
+        f"staleness bound {setting.max_staleness}, seed {setting.seed}</div></header>{figures}"
+        f"{panels(histogram_boxes, 'Staleness')}{panels(line_boxes, 'Over time')}"
         f"<details><summary>Setting</summary><pre>{html.escape(json.dumps(_plain(setting), indent=2))}</pre></details>"
     )
-    template = (importlib.resources.files("tunix_core.console") / "report_template.html").read_text()
-    return string.Template(template).substitute(title=title, body=body)
+    return report_page(title, body)
 
 
 def _plain(setting: Setting) -> dict[str, Any]:

@@ -109,8 +109,8 @@ def find(store: ObjectStore, trajectory_id: str) -> Found:
     Raises:
         ConfigError: no such trajectory.
     """
-    for found in select(store, Selection(), newest_first=True):
-        if found.trajectory.trajectory_id == trajectory_id:
+    if trajectory_id:
+        for found in select(store, Selection(trajectory=trajectory_id), newest_first=True):
             return found
     raise ConfigError("trajectory", trajectory_id, "an id of this run", "List them: tunixctl trajectories --run URI.")
 

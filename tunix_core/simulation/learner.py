@@ -61,24 +61,27 @@ class Learner:
     def capacity(self) -> int:
         """Of the signal that is written now."""
         s = self._setting
-        fresh = self._num_fresh(self.clock)
-        stepping = 0 if self._in_step is None else len(self._in_step)
-        if s.strategy == "fixed":
-            return capacity_groups(
-                target=s.target,
-                groups_per_batch=s.groups_per_batch,
-                queued_fresh=fresh + (0 if self._prepared is None else len(self._prepared)),
-                in_step=stepping if s.count_step else 0,
-            )
-        if not admission_open(max_staleness=s.bound, clock=self.clock, published_version=self.published):
+        is_fixed = s.strategy == "fixed"
+        if not is_fixed and not admission_open(
+            max_staleness=s.bound, clock=self.clock, published_version=self.published
+        ):
             return 0
+        stepping = 0 if self._in_step is None else len(self._in_step)
         return capacity_groups(
-            target=0 if s.strategy == "synchronous" else self._controller.target,
+            target=0 if s.strategy == "synchronous" else self._target,
             groups_per_batch=s.groups_per_batch,
-            queued_fresh=fresh + (0 if self._prepared is None else len(self._prepared)),
-            in_step=stepping,
-            throttled_batches=int(self._throttled_at is not None),
+            queued_fresh=self._num_ready(self.clock),
+            in_step=0 if is_fixed and not s.count_step else stepping,
+            throttled_batches=0 if is_fixed else int(self._throttled_at is not None),
         )
+
+    @property
+    def _target(self) -> int:
+        return self._setting.target if self._setting.strategy == "fixed" else self._controller.target
+
+    def _num_ready(self, clock: int) -> int:
+        """Groups that the step at `clock` may consume, those chosen for it included."""
+        return self._num_fresh(clock) + (0 if self._prepared is None else len(self._prepared))
 
     def _num_fresh(self, clock: int) -> int:
         return sum(count for version, count in self._queued.items() if clock - version <= self._setting.bound)
@@ -168,16 +171,15 @@ class Learner:
     def _end_step(self, waited: float) -> None:
         s, now = self._setting, self._events.now
         assert self._in_step is not None, "the end of no step"
-        queued = self._num_fresh(self.clock + 1) + (0 if self._prepared is None else len(self._prepared))
+        queued = self._num_ready(self.clock + 1)
         self._controller.observe_step(
             wait_seconds=waited,
             step_seconds=s.step_seconds,
             publish_lag_steps=self.clock - self.published,
             spare_batches=queued / s.groups_per_batch - 1 if s.measure_spare else None,
         )
-        target = s.target if s.strategy == "fixed" else self._controller.target
         mean = float((self.clock - self._in_step).mean())
-        self._outcome.end_step(now, s.step_seconds, mean, target, queued, self._in_flight())
+        self._outcome.end_step(now, s.step_seconds, mean, self._target, queued, self._in_flight())
         self._in_step = None
         self.clock += 1
         self._stepped(self.clock)

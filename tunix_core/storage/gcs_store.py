@@ -42,6 +42,11 @@ class _Body(io.BytesIO):
         self.seek(0)
 
 
+def connection_options() -> dict[str, Any]:
+    """Of a gcsfs file system: nothing for Google, no credentials for the emulator of STORAGE_EMULATOR_HOST."""
+    return {"token": "anon", "project": "emulated"} if os.environ.get("STORAGE_EMULATOR_HOST") else {}
+
+
 class GcsStore:
     """`gs://bucket/prefix`; with STORAGE_EMULATOR_HOST set, that emulator instead of Google."""
 
@@ -51,11 +56,12 @@ class GcsStore:
         self.uri = f"gs://{bucket}/{prefix}" if prefix else f"gs://{bucket}"
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
-        options: dict[str, Any] = {"token": "anon", "project": "emulated"} if emulator else {}
         # the plain class: the extended one probes every bucket for hierarchical namespaces
         self._files = GCSFileSystem(
-            use_listings_cache=False, skip_instance_cache=True, requests_timeout=_REQUEST_SECONDS, **options
+            use_listings_cache=False,
+            skip_instance_cache=True,
+            requests_timeout=_REQUEST_SECONDS,
+            **connection_options(),
         )
 
     # --- the four exact verbs ---
