@@ -20,6 +20,7 @@ BASE = {
     "types",
     "errors",
     "config",
+    "actor_config",
     "algorithm_config",
     "model_config",
     "mesh_config",
