@@ -22,10 +22,14 @@ CURRENT_POLICY = "policies/CURRENT.json"
 MANIFEST = "MANIFEST.json"
 RETIRED = "RETIRED.json"
 """In the folder of a multi-file object: first half of its deletion; the second comes after a grace."""
+SOURCES_RETIRED = "SOURCES_RETIRED.json"
+"""In the folder of a compacted hour: its shards are to be deleted after a grace."""
 FINISHED_BLOCKS = "tasks/FINISHED.json"
 """How many of the first task blocks are finished; where a new claimant starts to look."""
 
 TRAJECTORIES = "trajectories/"
+COMPACTED = "compacted/"
+LEASES = "leases/"
 TASKS = "tasks/"
 WRITERS = "writers/"
 STEPS = "steps/"
@@ -138,6 +142,15 @@ def policy(version: int) -> str:
 
 def checkpoint(clock: int) -> str:
     return f"{CHECKPOINTS}{clock:08d}/"
+
+
+def compacted(hour: str) -> str:
+    """Folder of the files that stand for an hour's shards."""
+    return f"{COMPACTED}{hour}/"
+
+
+def lease(lease_name: str) -> str:
+    return f"{LEASES}{lease_name}.json"
 
 
 def version_of(key: str) -> int:
