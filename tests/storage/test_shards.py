@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.trajectories import make_group, make_trajectory, same_trajectory
 from tunix_core.errors import CorruptObject, DataError
 from tunix_core.storage import shards
+from tunix_core.storage.shard_checks import with_digest
 from tunix_core.types import SCHEMA_VERSION, Turn
 
 COLUMNS = [
@@ -49,12 +50,12 @@ COLUMNS = [
 
 
 def rewrite(data: bytes, change) -> bytes:
-    """Decode to a plain table, change it, write it back with the same metadata: a hostile writer."""
+    """Decode to a plain table, change it, write it back with the same metadata and a digest: a hostile writer."""
     table = pq.read_table(io.BytesIO(data))
     changed = change(table)
     sink = io.BytesIO()
     pq.write_table(changed.replace_schema_metadata(table.schema.metadata), sink)
-    return sink.getvalue()
+    return with_digest(sink.getvalue())
 
 
 def set_rows(column: str, values: dict[int, object], nullable: bool = False):
@@ -231,7 +232,7 @@ def test_a_newer_schema_is_refused_by_name() -> None:
     table = pq.read_table(io.BytesIO(data))
     sink = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({"tunix.schema_version": "7"}), sink)
-    with pytest.raises(CorruptObject, match=r"schema_version: received 7, accepted 1\. Upgrade"):
+    with pytest.raises(CorruptObject, match=r"schema_version: received 7, accepted 1 to 2\. Upgrade"):
         shards.decode(sink.getvalue())
 
 

@@ -25,7 +25,8 @@ from tunix_core.errors import CorruptObject, ObjectExists
 from tunix_core.storage import multifile
 from tunix_core.storage.leases import is_held, read_leases
 from tunix_core.storage.shard_archive import CompactedHour, CompactedShard, read_compacted
-from tunix_core.storage.shards import SCHEMA, ShardRows, decode, decode_parts, encode_table
+from tunix_core.storage.shard_schema import SCHEMA
+from tunix_core.storage.shards import ShardRows, decode, decode_parts, encode_table
 from tunix_core.storage.store import ObjectStore, read_json_or_none, write_json_if_absent
 from tunix_core.storage.writers import WriterRecord
 
@@ -34,6 +35,9 @@ COLUMNS = SCHEMA.append(pa.field("shard", pa.string(), nullable=False)).append(
 )
 """Of a compacted file: a shard's, and where the row came from."""
 TARGET_FILE_BYTES = 64 * 2**20
+_MAX_ROWS = 2**15
+_MAX_ARROW_BYTES = 2**27
+"""Of one file's rows: well within what readers take in of one file (`shard_checks.LIMITS`)."""
 
 
 def is_sealed(hour: str, writers: Sequence[WriterRecord], *, now: float) -> bool:
@@ -103,7 +107,7 @@ def compact(store: ObjectStore, hour: str, *, owner: str, target_file_bytes: int
 def _batches(store: ObjectStore, keys: Sequence[str], target_file_bytes: int) -> Iterator[list[_Source]]:
     """Whole shards in order, without those that stay as they are; one batch in memory at a time."""
     batch: list[_Source] = []
-    num_bytes = 0
+    num_bytes = num_rows = unpacked = 0
     for key in keys:
         data = store.get(key)
         try:
@@ -112,11 +116,18 @@ def _batches(store: ObjectStore, keys: Sequence[str], target_file_bytes: int) ->
             continue
         if not rows.num_rows or rows.faults:
             continue
-        if batch and num_bytes + len(data) > target_file_bytes:
+        size = sum(rows.array(name).nbytes for name in SCHEMA.names)
+        full = (
+            num_bytes + len(data) > target_file_bytes
+            or num_rows + rows.num_rows > _MAX_ROWS
+            or unpacked + size > _MAX_ARROW_BYTES
+        )
+        if batch and full:
             yield batch
-            batch, num_bytes = [], 0
+            batch = []
+            num_bytes = num_rows = unpacked = 0
         batch.append(_Source(key, data, rows))
-        num_bytes += len(data)
+        num_bytes, num_rows, unpacked = num_bytes + len(data), num_rows + rows.num_rows, unpacked + size
     if batch:
         yield batch
 

@@ -111,6 +111,17 @@ class ShardArchive:
                 found.update(entry.shards if entry else ())
         return sorted(found)
 
+    def objects(self) -> tuple[list[str], list[str]]:
+        """The objects to read, for programs that read Parquet themselves: shards, and compacted files of several."""
+        keys = self.keys()
+        places = {key: self._place(key) for key in keys}
+        files = {
+            found.files[place.file].key
+            for key, place in places.items()
+            if place is not None and (found := self.compacted(paths.parse_shard(key).hour)) is not None
+        }
+        return [key for key in keys if places[key] is None], sorted(files)
+
     def _compacted_hours(self, hour: str) -> list[str]:
         if hour:
             return [hour]

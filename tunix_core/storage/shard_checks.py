@@ -1,0 +1,190 @@
+"""What is asked of a shard's bytes before anything of it is unpacked: that they are whole, and what they would take.
+
+Whole: between pages and footer, where no Parquet reader looks, lies a SHA-256 of all other bytes. A truncated, mixed or
+flipped file is refused by it, and its pages and footer are never given to Parquet's decoder. It says nothing about
+who wrote the file.
+
+Bounded: a decoder takes what footer and page headers ask for. So both are judged first: the counts in the headers are
+those of the footer, each page lies within its column, and what all of it decodes to is within `ShardLimits`. Parquet's
+decoder holds itself to the headers (an unpacked page has the size that its header says, or is an error). Two encodings
+let few bytes stand for many: a run of one dictionary entry, so entries are taken to be as long as the longest;
+and front coding of texts (DELTA_BYTE_ARRAY), which is refused.
+
+Rejected: decoding in a process of its own under a limit of memory. It would hold whatever the decoder does, but costs a copy
+of every shard, or a second path for suspicious ones, and `make fuzz` has found neither a crash nor a page over the bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tunix_core.errors import CorruptObject
+from tunix_core.storage.page_headers import DICTIONARY, PageHeader, read_page_header
+from tunix_core.validation import require_range
+
+_MAGIC = b"PAR1"
+_END_BYTES = 8
+_MARK = b"TUNIXSHA"
+_DIGEST_BYTES = len(_MARK) + 32
+
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 64}
+"""Bytes per decoded value; of texts what a Python string takes beside its characters."""
+_LEVEL_BYTES = 8
+"""Per entry of a list: its levels and its share of offsets."""
+_ENCODINGS = {0, 2, 3, 5, 6, 8, 9}
+"""PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, DELTA_LENGTH_BYTE_ARRAY, RLE_DICTIONARY, BYTE_STREAM_SPLIT."""
+_MIN_ENTRY_BYTES = 4
+"""Of a dictionary's entry: a number, or the length of a text."""
+_SMALL_BYTES = 2**24
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardLimits:
+    """What a reader takes in at most of one shard."""
+
+    max_footer_bytes: int = 2**18
+    """Parquet makes up to 700 times as many of them in memory. A shard's has about 8 KiB."""
+    max_rows: int = 2**16
+    max_decoded_bytes: int = 2**29
+    """Of all values, texts as Python strings. A decoder holds up to about twice as much for a moment."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            require_range(f"shard_limits.{field.name}", getattr(self, field.name), 1, 2**31 - 1)
+
+
+LIMITS = ShardLimits()
+
+
+def with_digest(data: bytes) -> bytes:
+    """A Parquet file with the SHA-256 of its bytes put before its footer."""
+    at = _footer_start(data, len(data))
+    return b"".join((data[:at], _MARK, hashlib.sha256(data).digest(), data[at:]))
+
+
+def check_bytes(data: bytes, limits: ShardLimits) -> bool:
+    """Whether the file has a digest (files of schema version 1 have none).
+
+    Raises:
+        CorruptObject: no Parquet file, or other bytes than were written.
+    """
+    at = _footer_start(data, limits.max_footer_bytes)
+    begin = at - _DIGEST_BYTES
+    view = memoryview(data)
+    if begin < len(_MAGIC) or view[begin : begin + len(_MARK)] != _MARK:
+        return False
+    digest = hashlib.sha256(view[:begin])
+    digest.update(view[at:])
+    if digest.digest() != view[begin + len(_MARK) : at]:
+        raise CorruptObject("sha256: the bytes are not those that were written")
+    return True
+
+
+def _footer_start(data: bytes, max_bytes: int) -> int:
+    if len(data) < len(_MAGIC) + _END_BYTES or data[:4] != _MAGIC or data[-4:] != _MAGIC:
+        raise CorruptObject(f"no Parquet file: {len(data)} bytes, not between the marks {_MAGIC.decode()}")
+    size = int.from_bytes(data[-8:-4], "little")
+    start = len(data) - _END_BYTES - size
+    if start < len(_MAGIC):
+        raise CorruptObject(f"no Parquet file: a footer of {size} bytes in a file of {len(data)}")
+    if size > max_bytes:
+        raise CorruptObject(f"footer: received {size} bytes, accepted at most {max_bytes}")
+    return start
+
+
+def check_size(data: bytes, metadata: pq.FileMetaData, columns: set[str], limits: ShardLimits) -> None:
+    """Refuse a file that would decode to more than the limits; no page is unpacked but a dictionary of known size.
+
+    Args:
+        columns: top-level names of those that will be decoded.
+
+    Raises:
+        CorruptObject: too many rows or bytes, or headers that contradict the footer.
+    """
+    if not 0 <= metadata.num_rows <= limits.max_rows:
+        raise CorruptObject(f"rows: received {metadata.num_rows}, accepted at most {limits.max_rows}")
+    end = _footer_start(data, limits.max_footer_bytes)
+    num_bytes = num_rows = 0
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        num_rows += group.num_rows
+        for j in range(group.num_columns):
+            column = group.column(j)
+            path = column.path_in_schema
+            if path.split(".", 1)[0] not in columns:
+                continue
+            try:
+                num_bytes += _decoded_bytes(memoryview(data)[:end], column, "." in path, limits)
+            except CorruptObject as error:
+                raise CorruptObject(f"column {path}: {error}") from None
+            if num_bytes > limits.max_decoded_bytes:
+                raise CorruptObject(f"decoded size: accepted at most {limits.max_decoded_bytes} bytes")
+    if num_rows != metadata.num_rows:
+        raise CorruptObject(f"rows: received {num_rows} in row groups, promised {metadata.num_rows}")
+
+
+def _decoded_bytes(body: memoryview, column: Any, is_nested: bool, limits: ShardLimits) -> int:
+    kind = column.physical_type
+    if kind not in _WIDTHS:
+        raise CorruptObject(f"received {kind}, accepted {', '.join(_WIDTHS)}")
+    pages = _pages(body, column)
+    num_values = sum(page.num_values for page, _ in pages if page.kind != DICTIONARY)
+    if num_values != column.num_values:
+        raise CorruptObject(f"values: received {num_values} in pages, promised {column.num_values}")
+    num_bytes = num_values * (_WIDTHS[kind] + (_LEVEL_BYTES if is_nested else 0))
+    num_bytes += sum(page.num_unpacked_bytes for page, _ in pages)
+    if num_bytes > limits.max_decoded_bytes:
+        raise CorruptObject(f"decoded size: received {num_bytes} bytes, accepted at most {limits.max_decoded_bytes}")
+    if kind == "BYTE_ARRAY" and pages and pages[0][0].kind == DICTIONARY:
+        num_bytes += num_values * _longest_entry(body, column, *pages[0], num_values)
+    return num_bytes
+
+
+def _pages(body: memoryview, column: Any) -> list[tuple[PageHeader, int]]:
+    """Headers of a column chunk, each with the position of its page's bytes."""
+    if not column.num_values:  # an empty column has no page that is read, and offsets that mean nothing
+        return []
+    at = column.data_page_offset
+    if column.has_dictionary_page:
+        at = min(at, column.dictionary_page_offset)
+    end = at + column.total_compressed_size
+    if not len(_MAGIC) <= at <= end <= len(body):
+        raise CorruptObject(f"received bytes {at} to {end}, accepted {len(_MAGIC)} to {len(body)}")
+    pages: list[tuple[PageHeader, int]] = []
+    while at < end:
+        page, at = read_page_header(body, at)
+        if page.encoding not in _ENCODINGS:
+            raise CorruptObject(f"page encoding: received {page.encoding}, accepted {sorted(_ENCODINGS)}")
+        if page.kind == DICTIONARY and pages:
+            raise CorruptObject("a dictionary behind other pages")
+        if page.kind == DICTIONARY and page.num_values * _MIN_ENTRY_BYTES > page.num_unpacked_bytes:
+            raise CorruptObject(f"a dictionary of {page.num_values} entries in {page.num_unpacked_bytes} bytes")
+        pages.append((page, at))
+        at += page.num_packed_bytes
+    if at != end:
+        raise CorruptObject("a page runs over the end of its column")
+    return pages
+
+
+def _longest_entry(body: memoryview, column: Any, page: PageHeader, at: int, num_values: int) -> int:
+    """Bytes of a dictionary's longest text, or a bound that is good enough."""
+    if page.num_unpacked_bytes * num_values <= _SMALL_BYTES:
+        return page.num_unpacked_bytes
+    packed = body[at : at + page.num_packed_bytes]
+    try:
+        plain = packed
+        if column.compression != "UNCOMPRESSED":
+            plain = memoryview(pa.decompress(packed, page.num_unpacked_bytes, column.compression.lower()))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptObject(f"dictionary: {error}"[:200]) from error
+    longest = position = 0
+    while position + 4 <= len(plain):
+        size = int.from_bytes(plain[position : position + 4], "little")
+        longest = max(longest, size)
+        position += 4 + size
+    return longest
