@@ -115,6 +115,11 @@ def parse_shard(key: str) -> ShardName:
     )
 
 
+def is_shard(key: str) -> bool:
+    """Whether `parse_shard` takes it."""
+    return _SHARD.fullmatch(key) is not None
+
+
 def task_block(epoch: int, block: int) -> str:
     return f"{TASKS}{epoch:08d}/{block:08d}.json"
 

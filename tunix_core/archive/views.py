@@ -67,6 +67,13 @@ def connect(store: ObjectStore) -> Any:
     return connection
 
 
+def parquet_files(store: ObjectStore) -> list[str]:
+    """The Parquet files that hold every trajectory of a run once, by URI; those of compacted hours have two columns more, and
+    come last."""
+    sources, files = ShardArchive(store).objects()
+    return [f"{store.uri}/{key}".removeprefix("file://") for key in (*sources, *files)]
+
+
 def query(store: ObjectStore, sql: str) -> pa.Table:
     """The answer to one SQL statement over the views.
 

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tunix_core import paths
 from tunix_core.errors import CorruptObject, ObjectMissing
@@ -28,37 +28,36 @@ from tunix_core.storage.writers import read_writers
 class Pins:
     """The shards that the run needs where its actors wrote them."""
 
-    everything: bool = False
-    """There is no checkpoint yet: a learner would begin with the first shard."""
+    whole: Literal["everything", "nothing", ""] = ""
+    """Everything where there is no checkpoint yet: a learner would begin with the first shard. Nothing of a run that has
+    its report: it goes on no more."""
     shards: frozenset[str] = frozenset()
     """Named by a step record or a buffer that a learner may go on from."""
     next_sequences: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Incarnation -> its first shard that some checkpoint's reader has not read; others are unread as a whole."""
 
     def holds(self, shard: str) -> bool:
-        if self.everything or shard in self.shards:
-            return True
+        if self.whole or shard in self.shards:
+            return self.whole != "nothing"
         name = paths.parse_shard(shard)
         return name.sequence >= self.next_sequences.get(name.incarnation, 0)
 
 
-NO_PINS = Pins(next_sequences=collections.defaultdict(lambda: 2**62))
+_ALL_READ = 2**62
 
 
 def read_pins(store: ObjectStore) -> Pins:
     """Over all checkpoints that exist, retired ones included as long as they can be read.
 
-    A run that has its report goes on no more: nothing of it is pinned.
-
     Raises:
         CorruptObject: a checkpoint's manifest is none; nothing may be deleted.
     """
     if store.exists(paths.REPORTS + "summary.json"):
-        return NO_PINS
+        return Pins(whole="nothing")
     checkpoints = CheckpointStore(store)
     clocks = checkpoints.clocks()
     if not clocks:
-        return Pins(everything=True)
+        return Pins(whole="everything")
     clocks = sorted({*clocks, *checkpoints.retired()})
     shards: set[str] = set()
     found: list[Mapping[str, Any]] = []
@@ -69,7 +68,7 @@ def read_pins(store: ObjectStore) -> Pins:
             continue  # being deleted
     cursors = [(feed["cursors"] or {"cursors": {}})["cursors"] for feed in found]
     lowest = {
-        incarnation: min(int(own[incarnation]["next_sequence"]) if incarnation in own else 0 for own in cursors)
+        incarnation: min(_next_sequence(own.get(incarnation)) for own in cursors)
         for incarnation in set().union(*cursors)
     }
     for feed in found:
@@ -78,6 +77,12 @@ def read_pins(store: ObjectStore) -> Pins:
     for record in read_steps(store, clocks[0]):
         shards.update(str(group["shard"]) for group in record["groups"])
     return Pins(shards=frozenset(shards), next_sequences=lowest)
+
+
+def _next_sequence(cursor: Mapping[str, Any] | None) -> int:
+    if cursor is None:
+        return 0
+    return _ALL_READ if cursor["closed"] else int(cursor["next_sequence"])
 
 
 def _feeds(store: ObjectStore, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -122,7 +127,7 @@ class Retention:
         self._tend_policies()
         self._tend_snapshots()
         if self._config.compact:
-            self._tend_hours()
+            self.compact()
 
     def _tend_policies(self) -> None:
         if not self._config.keep_policies:
@@ -162,7 +167,7 @@ class Retention:
         """Hours with shards that are not compacted -> why not now; empty text: they can be."""
         listed = self._store.list_after(paths.TRAJECTORIES)
         hours: dict[str, list[str]] = collections.defaultdict(list)
-        for key in listed:
+        for key in filter(paths.is_shard, listed):
             hours[paths.parse_shard(key).hour].append(key)
         done = set(self._compacted_hours())
         writers = read_writers(self._store)
@@ -184,16 +189,25 @@ class Retention:
         keys = self._store.list_after(paths.COMPACTED)
         return [key.removeprefix(paths.COMPACTED).removesuffix(suffix) for key in keys if key.endswith(suffix)]
 
-    def _tend_hours(self) -> None:
+    def compact(self, log: Callable[[str], None] = lambda _: None) -> None:
+        """Put the shards of all hours that can be into files, and delete those whose grace is over.
+
+        Args:
+            log: takes a line for each hour where something was done.
+        """
         for hour, why_not in self.compactable().items():
             if not why_not:
-                compaction.compact(
+                found = compaction.compact(
                     self._store, hour, owner=self._owner, target_file_bytes=self._config.target_file_bytes
                 )
                 self.num_compacted_hours += 1
+                log(f"{hour}: {len(found.shards)} shards in {len(found.files)} files")
         for hour in self._compacted_hours():
             if hour not in self._done:
+                before = self.num_deleted_shards
                 self._let_sources_go(hour)
+                if self.num_deleted_shards > before:
+                    log(f"{hour}: {self.num_deleted_shards - before} shards deleted")
 
     def _let_sources_go(self, hour: str) -> None:
         compaction.retire_sources(self._store, hour, clock=self._clock)

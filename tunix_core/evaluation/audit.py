@@ -135,7 +135,9 @@ def _read_shards(
     """Totals over all shards, and the rows that steps consumed."""
     totals, rows = _Totals(), {}
     archive = ShardArchive(store)
-    for shard in archive.read(archive.keys()):
+    keys = archive.keys()
+    totals.unreadable.update(dict.fromkeys(archive.strays, "not a shard's name"))
+    for shard in archive.read(keys):
         if shard.rows is None:
             totals.unreadable[shard.key] = shard.fault
             continue

@@ -261,7 +261,8 @@ def evaluate_hour(store: ObjectStore, partition: str, *, clock: Callable[[], flo
 
 
 def _count(archive: ShardArchive, shards: Sequence[str]) -> tuple[_Counts, dict[str, str], int]:
-    counts, skipped, num_skipped_rows = _Counts(), {}, 0
+    counts, num_skipped_rows = _Counts(), 0
+    skipped = dict.fromkeys(archive.strays, "not a shard's name")
     for shard in archive.read(shards):
         if shard.rows is None:
             skipped[shard.key] = shard.fault

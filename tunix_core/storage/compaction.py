@@ -81,7 +81,7 @@ def compact(store: ObjectStore, hour: str, *, owner: str, target_file_bytes: int
     found = read_compacted(store, hour)
     if found is not None:
         return found
-    keys = store.list_after(f"{paths.TRAJECTORIES}{hour}/")
+    keys = list(filter(paths.is_shard, store.list_after(f"{paths.TRAJECTORIES}{hour}/")))
     attempt = multifile.attempt_name(owner)
     folder = paths.compacted(hour)
     entries: dict[str, multifile.FileEntry] = {}

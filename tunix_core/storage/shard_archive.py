@@ -89,6 +89,8 @@ class ShardArchive:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._hours: dict[str, CompactedHour | None] = {}
+        self.strays: list[str] = []
+        """What `keys` found last among the shards that has no shard's name."""
 
     def compacted(self, hour: str) -> CompactedHour | None:
         if hour not in self._hours:
@@ -103,9 +105,13 @@ class ShardArchive:
         """
         under = f"{hour}/" if hour else ""
         # Shards first: one that goes after its manifest was written is found in the manifest.
-        found = {key for key in self._store.list_after(paths.TRAJECTORIES + under) if key.endswith(".parquet")}
-        found = {key for key in found if chosen(paths.parse_shard(key).hour)} if not hour else found
-        for name in self._compacted_hours(hour):
+        listed = self._store.list_after(paths.TRAJECTORIES + under)
+        self.strays = [key for key in listed if not paths.is_shard(key)]
+        found = {key for key in listed if paths.is_shard(key) and chosen(paths.parse_shard(key).hour)}
+        hours = self._compacted_hours(hour)
+        for name in {paths.parse_shard(key).hour for key in found}.difference(hours):
+            self._hours[name] = None
+        for name in hours:
             if chosen(name):
                 entry = self.compacted(name)
                 found.update(entry.shards if entry else ())
