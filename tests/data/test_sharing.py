@@ -13,8 +13,8 @@ import pytest
 from tests.data.support import centered, make_group, make_rows
 from tunix_core import paths
 from tunix_core.data.buffer import ReplayBuffer
-from tunix_core.data.ingestion import Ingestion
 from tunix_core.data.groups import Group
+from tunix_core.data.ingestion import Ingestion
 from tunix_core.data.ledger import Ledger
 from tunix_core.data.rows import RowFetcher, Rows
 from tunix_core.data.sharing import dealt, feed_of, feed_of_shard, ownership
