@@ -40,6 +40,16 @@ _DICTIONARY = [
 _STATISTICS = [f.name for f in SCHEMA if not pa.types.is_nested(f.type) and f.name not in ("messages", "content_hash")]
 """Minima and maxima let a query skip shards; those of long texts would be stored whole, three times over."""
 
+WRITER_OPTIONS: Mapping[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": _DICTIONARY,
+    "use_byte_stream_split": ["behavior_logprobs.list.element"],
+    "write_page_checksum": True,
+    "write_statistics": _STATISTICS,
+}
+"""Of `pyarrow.parquet.write_table`; measured beside others by `tests.benchmarks.data_plane --part encodings`."""
+
 
 # --- encode -----------------------------------------------------------------------------------
 
@@ -53,25 +63,20 @@ def encode(trajectories: Sequence[Trajectory], *, metadata: Mapping[str, str] | 
     The values are written as they are, broken ones too: judging them is the reader's task, which does
     not trust its writers anyway.
     """
+    table = pa.Table.from_arrays([_column(field, trajectories) for field in SCHEMA], schema=SCHEMA)
+    return encode_table(versioned(table, metadata))
+
+
+def versioned(table: pa.Table, metadata: Mapping[str, str] | None = None) -> pa.Table:
+    """A table with the texts of a shard's file, among them the schema's version."""
     texts = {**(metadata or {}), _VERSION_KEY: str(SCHEMA_VERSION)}
-    schema = SCHEMA.with_metadata({_METADATA + key: value for key, value in texts.items()})
-    return encode_table(pa.Table.from_arrays([_column(field, trajectories) for field in SCHEMA], schema=schema))
+    return table.replace_schema_metadata({_METADATA + key: value for key, value in texts.items()})
 
 
 def encode_table(table: pa.Table) -> bytes:
-    """One Parquet file (one row group) of a table that has the columns of `SCHEMA`, and perhaps others."""
+    """One Parquet file (one row group) of a `versioned` table that has the columns of `SCHEMA`, and perhaps others."""
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
-        sink,
-        row_group_size=max(1, table.num_rows),
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=_DICTIONARY,
-        use_byte_stream_split=["behavior_logprobs.list.element"],
-        write_page_checksum=True,
-        write_statistics=_STATISTICS,
-    )
+    pq.write_table(table, sink, row_group_size=max(1, table.num_rows), **WRITER_OPTIONS)
     return with_digest(bytes(sink.getvalue()))
 
 
