@@ -6,6 +6,7 @@ well in practice: masks, versions, names; what does not, does not: log probabili
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 
@@ -19,15 +20,18 @@ GROUP_SIZE = 8
 ENVIRONMENTS = ("lookup", "python", "sql", "files")
 
 
-def _words(rng: np.random.Generator) -> np.ndarray:
+@functools.cache
+def _words() -> np.ndarray:
+    rng = np.random.default_rng(0)
     letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
-    return np.array(["".join(rng.choice(letters, 2 + n % 6)) for n in range(VOCAB_SIZE)], object)
+    drawn = letters[rng.integers(0, len(letters), (VOCAB_SIZE, 7))]
+    return np.array(["".join(row[: 2 + number % 6]) for number, row in enumerate(drawn)], object)
 
 
 def make_trajectories(num: int, seed: int = 0) -> list[Trajectory]:
     """Whole groups where `num` is a multiple of `GROUP_SIZE`."""
     rng = np.random.default_rng(seed)
-    words = _words(np.random.default_rng(0))
+    words = _words()
     return [_trajectory(rng, words, index, int(length)) for index, length in enumerate(agentic_lengths(num, seed))]
 
 

@@ -42,7 +42,7 @@ WHOLE = "select sum(list_sum(tokens)), sum(list_sum(behavior_logprobs)), sum(len
 
 def _template() -> pa.Table:
     """One shard's rows, short ones."""
-    rows = [row for row in make_trajectories(20_000) if row.num_tokens >= TOKENS_PER_ROW]
+    rows = [row for row in make_trajectories(2 * ROWS_PER_SHARD) if row.num_tokens >= TOKENS_PER_ROW]
     short = [
         dataclasses.replace(
             row,
