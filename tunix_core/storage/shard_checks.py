@@ -40,7 +40,8 @@ _ENCODINGS = {0, 2, 3, 5, 6, 8, 9}
 """PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, DELTA_LENGTH_BYTE_ARRAY, RLE_DICTIONARY, BYTE_STREAM_SPLIT."""
 _MIN_ENTRY_BYTES = 4
 """Of a dictionary's entry: a number, or the length of a text."""
-_SMALL_BYTES = 2**24
+_SMALL_SHARE = 64
+"""Of the limit: a bound below it is not worth looking closer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,10 @@ def _decoded_bytes(body: memoryview, column: Any, is_nested: bool, limits: Shard
     if num_bytes > limits.max_decoded_bytes:
         raise CorruptObject(f"decoded size: received {num_bytes} bytes, accepted at most {limits.max_decoded_bytes}")
     if kind == "BYTE_ARRAY" and pages and pages[0][0].kind == DICTIONARY:
-        num_bytes += num_values * _longest_entry(body, column, *pages[0], num_values)
+        close = num_values * pages[0][0].num_unpacked_bytes
+        if close > limits.max_decoded_bytes // _SMALL_SHARE:
+            close = num_values * _longest_entry(body, column, *pages[0])
+        num_bytes += close
     return num_bytes
 
 
@@ -171,10 +175,8 @@ def _pages(body: memoryview, column: Any) -> list[tuple[PageHeader, int]]:
     return pages
 
 
-def _longest_entry(body: memoryview, column: Any, page: PageHeader, at: int, num_values: int) -> int:
-    """Bytes of a dictionary's longest text, or a bound that is good enough."""
-    if page.num_unpacked_bytes * num_values <= _SMALL_BYTES:
-        return page.num_unpacked_bytes
+def _longest_entry(body: memoryview, column: Any, page: PageHeader, at: int) -> int:
+    """Bytes of a dictionary's longest text."""
     packed = body[at : at + page.num_packed_bytes]
     try:
         plain = packed

@@ -41,12 +41,13 @@ def find_faults(rows: ShardRows, vocab_size: int | None) -> dict[int, str]:
     faults: dict[int, str] = {}
 
     def blame(bad_rows: np.ndarray, reason: str) -> None:
-        for row in np.unique(bad_rows).tolist():
-            faults.setdefault(row, reason)
+        if len(bad_rows):  # nearly never
+            for row in np.unique(bad_rows).tolist():
+                faults.setdefault(row, reason)
 
     def blame_values(column: str, bad: np.ndarray, reason: str) -> None:
-        positions = np.flatnonzero(bad)  # nearly always empty
-        blame(np.searchsorted(rows.ragged(column)[0], positions, side="right") - 1, reason)
+        if bad.any():
+            blame(np.searchsorted(rows.ragged(column)[0], np.flatnonzero(bad), side="right") - 1, reason)
 
     _blame_nulls(rows, blame)
     num_tokens = rows.column("num_tokens")
@@ -101,10 +102,12 @@ def _blame_versions(rows: ShardRows, blame: Blame) -> None:
     blame(row_of[policy < 0], "token_policy_version: negative on a policy token")
     counts = np.bincount(row_of, minlength=rows.num_rows)
     blame(np.flatnonzero(counts != rows.column("num_policy_tokens")), "num_policy_tokens: differs from loss_mask")
-    oldest, newest = np.full(rows.num_rows, np.iinfo(np.int32).max), np.full(rows.num_rows, -1)
-    np.minimum.at(oldest, row_of, policy)
-    np.maximum.at(newest, row_of, policy)
-    oldest[counts == 0] = -1
+    oldest, newest = np.full(rows.num_rows, -1), np.full(rows.num_rows, -1)
+    some = np.flatnonzero(counts)
+    if len(some):
+        first = np.cumsum(counts)[some] - counts[some]
+        oldest[some] = np.minimum.reduceat(policy, first)
+        newest[some] = np.maximum.reduceat(policy, first)
     blame(np.flatnonzero(oldest != rows.column("policy_version_min")), "policy_version_min: differs from the tokens")
     blame(np.flatnonzero(newest != rows.column("policy_version_max")), "policy_version_max: differs from the tokens")
 
@@ -114,8 +117,10 @@ def _blame_turns(rows: ShardRows, blame: Blame) -> None:
     offsets = array.offsets.to_numpy() if rows.num_rows else np.zeros(1, np.int32)
     row_of = np.repeat(np.arange(rows.num_rows), np.diff(offsets))
     children = {field.name: array.values.field(index) for index, field in enumerate(TURN)}
+    if array.values.null_count:
+        blame(row_of[array.values.is_null().to_numpy(zero_copy_only=False)], "turns: null entry")
     for name, child in children.items():
-        if child.null_count or array.values.null_count:
+        if child.null_count:
             blame(row_of[child.is_null().to_numpy(zero_copy_only=False)], f"turns.{name}: null")
     for name in ("reward", "seconds"):
         blame(row_of[~np.isfinite(to_numpy(children[name]))], f"turns.{name}: not finite")
