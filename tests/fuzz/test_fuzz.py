@@ -67,14 +67,11 @@ parts = Parts.of(data)
 bomb = mutations.long_row(random.Random(0), parts, True, 2**24)
 before = peak()
 try:
-    decode(bomb)
+    decode(bomb, limits=ShardLimits(max_decoded_bytes=2**24))
 except CorruptObject as error:
     print(error)
 judged = peak()
-try:
-    decode(bomb, limits=ShardLimits(max_decoded_bytes=2**31 - 1))
-except CorruptObject as error:
-    print(error)
+decode(bomb)
 print(len(bomb), judged - before, peak() - judged)
 """
 
@@ -82,7 +79,7 @@ print(len(bomb), judged - before, peak() - judged)
 def test_a_bomb_takes_no_memory() -> None:
     """Where it is let through it does: so it would have."""
     out = subprocess.run([sys.executable, "-c", _BOMB], capture_output=True, text=True, check=True).stdout
-    refusal, *_, figures = out.strip().splitlines()
+    refusal, figures = out.strip().splitlines()
     assert "decoded size" in refusal
     size, refused, let_through = map(float, figures.split())
     assert size < 100_000
