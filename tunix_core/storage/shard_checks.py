@@ -35,7 +35,7 @@ _DIGEST_BYTES = len(_MARK) + 32
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 64}
 """Bytes per decoded value; of texts what a Python string takes beside its characters."""
 _LEVEL_BYTES = 8
-"""Per entry of a list: its levels and its share of offsets."""
+"""Per entry of a list, while its column is decoded."""
 _ENCODINGS = {0, 2, 3, 5, 6, 8, 9}
 """PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, DELTA_LENGTH_BYTE_ARRAY, RLE_DICTIONARY, BYTE_STREAM_SPLIT."""
 _MIN_ENTRY_BYTES = 4
@@ -52,7 +52,7 @@ class ShardLimits:
     """Parquet makes up to 700 times as many of them in memory. A shard's has about 8 KiB."""
     max_rows: int = 2**16
     max_decoded_bytes: int = 2**29
-    """Of all values, texts as Python strings. A decoder holds up to about twice as much for a moment."""
+    """Of all values, texts as Python strings, and of what the largest column takes beside them while it is decoded."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -109,8 +109,8 @@ def check_size(data: bytes, metadata: pq.FileMetaData, columns: set[str], limits
     """
     if not 0 <= metadata.num_rows <= limits.max_rows:
         raise CorruptObject(f"rows: received {metadata.num_rows}, accepted at most {limits.max_rows}")
-    end = _footer_start(data, limits.max_footer_bytes)
-    num_bytes = num_rows = 0
+    body = memoryview(data)[: _footer_start(data, limits.max_footer_bytes)]
+    kept = most = num_rows = 0
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
         num_rows += group.num_rows
@@ -120,16 +120,18 @@ def check_size(data: bytes, metadata: pq.FileMetaData, columns: set[str], limits
             if path.split(".", 1)[0] not in columns:
                 continue
             try:
-                num_bytes += _decoded_bytes(memoryview(data)[:end], column, "." in path, limits)
+                of_values, meanwhile = _decoded_bytes(body, column, limits)
             except CorruptObject as error:
                 raise CorruptObject(f"column {path}: {error}") from None
-            if num_bytes > limits.max_decoded_bytes:
-                raise CorruptObject(f"decoded size: accepted at most {limits.max_decoded_bytes} bytes")
+            kept, most = kept + of_values, max(most, meanwhile)
+            if kept + most > limits.max_decoded_bytes:
+                raise CorruptObject(f"decoded size: {kept + most} bytes, accepted at most {limits.max_decoded_bytes}")
     if num_rows != metadata.num_rows:
         raise CorruptObject(f"rows: received {num_rows} in row groups, promised {metadata.num_rows}")
 
 
-def _decoded_bytes(body: memoryview, column: Any, is_nested: bool, limits: ShardLimits) -> int:
+def _decoded_bytes(body: memoryview, column: Any, limits: ShardLimits) -> tuple[int, int]:
+    """What a column chunk's values take, and what else is needed until they are decoded."""
     kind = column.physical_type
     if kind not in _WIDTHS:
         raise CorruptObject(f"received {kind}, accepted {', '.join(_WIDTHS)}")
@@ -137,16 +139,16 @@ def _decoded_bytes(body: memoryview, column: Any, is_nested: bool, limits: Shard
     num_values = sum(page.num_values for page, _ in pages if page.kind != DICTIONARY)
     if num_values != column.num_values:
         raise CorruptObject(f"values: received {num_values} in pages, promised {column.num_values}")
-    num_bytes = num_values * (_WIDTHS[kind] + (_LEVEL_BYTES if is_nested else 0))
-    num_bytes += sum(page.num_unpacked_bytes for page, _ in pages)
-    if num_bytes > limits.max_decoded_bytes:
-        raise CorruptObject(f"decoded size: received {num_bytes} bytes, accepted at most {limits.max_decoded_bytes}")
-    if kind == "BYTE_ARRAY" and pages and pages[0][0].kind == DICTIONARY:
-        close = num_values * pages[0][0].num_unpacked_bytes
-        if close > limits.max_decoded_bytes // _SMALL_SHARE:
-            close = num_values * _longest_entry(body, column, *pages[0])
-        num_bytes += close
-    return num_bytes
+    meanwhile = max((page.num_unpacked_bytes for page, _ in pages), default=0) + num_values * _LEVEL_BYTES
+    kept = num_values * _WIDTHS[kind]
+    if kind == "BYTE_ARRAY" and max(kept, meanwhile) <= limits.max_decoded_bytes:
+        kept += sum(page.num_unpacked_bytes for page, _ in pages)
+        if pages and pages[0][0].kind == DICTIONARY:
+            texts = num_values * pages[0][0].num_unpacked_bytes
+            if texts > limits.max_decoded_bytes // _SMALL_SHARE:
+                texts = num_values * _longest_entry(body, column, *pages[0])
+            kept += texts
+    return kept, meanwhile
 
 
 def _pages(body: memoryview, column: Any) -> list[tuple[PageHeader, int]]:
