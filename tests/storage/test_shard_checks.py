@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from tests.fuzz import mutations
 from tests.fuzz.parquet_parts import Parts, column_metadata, set_text
-from tests.fuzz.thrift import INTEGERS, Field, get, put, write_struct
+from tests.fuzz.thrift import INTEGERS, Field, Items, get, put, write_struct
 from tests.support.trajectories import make_group, same_trajectory
 from tunix_core.errors import CorruptObject
 from tunix_core.storage import shards
-from tunix_core.storage.page_headers import DATA, DICTIONARY, read_page_header
+from tunix_core.storage.parquet_headers import DATA, DICTIONARY, read_page_header
 from tunix_core.storage.shard_checks import ShardLimits, with_digest
 from tunix_core.types import SCHEMA_VERSION
 
@@ -178,7 +178,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(bomb, tell: bool) -> None:
     [
         (5, 10**9, "values: received 8 in pages, promised 1000000000"),
         (7, 10**9, "received bytes"),
-        (7, -1, "received bytes"),
+        (7, -1, "field 7 is no count"),
         (9, 10**9, "received bytes"),
         (7, 3, "a page runs over the end of its column"),
     ],
@@ -237,6 +237,10 @@ def _header(*, changed: Field | None = None) -> list[Field]:
     return [changed if changed is not None and field.number == changed.number else field for field in header]
 
 
+def _nested(depth: int) -> list[Field]:
+    return [Field(1, 12, _nested(depth - 1))] if depth else []
+
+
 _I32 = INTEGERS[2]
 
 
@@ -250,7 +254,9 @@ _I32 = INTEGERS[2]
         (_header(changed=Field(1, _I32, 1)), "page type 1"),
         (_header(changed=Field(5, _I32, 1)), "says nothing of its values"),
         ([*_header(), Field(2, _I32, 9)], "field 2 comes twice"),
-        ([*_header(), Field(9, 12, [Field(1, 12, [Field(1, 12, [Field(1, 12, [Field(1, 12, [])])])])])], "nested"),
+        ([*_header(), Field(2**15, _I32, 9)], "field 32768 comes twice or has no number"),  # as 16 bits it is -32768
+        ([*_header(), Field(9, 9, Items(_I32, [1]))], "type 9, which the format does not have there"),
+        ([*_header(), Field(9, 12, _nested(13))], "nested too deep"),
     ],
 )
 def test_page_headers_that_two_readers_could_read_differently_are_refused(fields: list[Field], reason: str) -> None:
@@ -283,3 +289,14 @@ def test_the_decoder_holds_itself_to_the_size_in_a_page_header() -> None:
     put(page.header, 2, 64)
     with pytest.raises(CorruptObject, match="unreadable rows"):
         shards.decode(parts.to_bytes())
+
+
+def test_a_footer_at_which_pyarrow_ends_the_process_is_refused() -> None:
+    """`metadata.row_group(0).column(i)` aborts: level histograms of another length than the schema's levels."""
+    parts = Parts.of(shard())
+    body = parts.body()
+    column = column_metadata(parts.footer)[parts.column("tokens.list.element")]
+    histogram = get(column, 16, 2)
+    histogram.values.pop()
+    with pytest.raises(CorruptObject, match="histogram size mismatch"):
+        shards.decode(parts.finish(body))

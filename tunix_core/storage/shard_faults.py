@@ -20,11 +20,8 @@ Blame = Callable[[np.ndarray, str], None]
 
 MAX_NAME_BYTES = 512
 MAX_COMPONENTS = 1024
-_NAMES = (
-    *("trajectory_id", "episode_id", "group_id", "task_id", "environment", "split", "actor_id", "incarnation"),
-    "finish_reason",
-)
 _REQUIRED = ("trajectory_id", "episode_id", "group_id")
+_NAMES = (*_REQUIRED, "task_id", "environment", "split", "actor_id", "incarnation", "finish_reason")
 _CONTROL = r"[\x00-\x1f\x7f]"
 
 
@@ -131,13 +128,20 @@ def _blame_turns(rows: ShardRows, blame: Blame) -> None:
 
 def _blame_names(rows: ShardRows, blame: Blame) -> None:
     """What ends up in tables, pages and terminals; none of it becomes a key."""
-    for name in _NAMES:
-        array = rows.array(name)
-        length = to_numpy(pc.binary_length(array))
-        blame(np.flatnonzero(length > MAX_NAME_BYTES), f"{name}: accepted at most {MAX_NAME_BYTES} bytes")
-        if name in _REQUIRED:
-            blame(np.flatnonzero(length == 0), f"{name}: empty")
-        blame(np.flatnonzero(to_numpy(pc.match_substring_regex(array, _CONTROL))), f"{name}: has control characters")
+    names = pa.concat_arrays(
+        [rows.array(name) for name in _NAMES]
+    )  # one call each costs more than a small shard's rows
+    length = to_numpy(pc.binary_length(names))
+    control = to_numpy(pc.match_substring_regex(names, _CONTROL))
+    empty = length[: len(_REQUIRED) * rows.num_rows] == 0
+    for bad, reason in (
+        (length > MAX_NAME_BYTES, f"accepted at most {MAX_NAME_BYTES} bytes"),
+        (empty, "empty"),
+        (control, "has control characters"),
+    ):
+        if bad.any():
+            for name, of_column in zip(_NAMES, np.split(bad, len(bad) // rows.num_rows), strict=False):
+                blame(np.flatnonzero(of_column), f"{name}: {reason}")
 
 
 def _blame_components(rows: ShardRows, blame: Blame) -> None:
@@ -158,6 +162,13 @@ def _blame_components(rows: ShardRows, blame: Blame) -> None:
     blame(row_of[control], "reward_components: a name has control characters")
 
 
+def _sound(rows: ShardRows, faults: dict[int, str]) -> np.ndarray:
+    """int64 [N']: the rows without a fault so far."""
+    kept = np.ones(rows.num_rows, bool)
+    kept[list(faults)] = False
+    return np.flatnonzero(kept)
+
+
 def _codes(rows: ShardRows, name: str) -> np.ndarray:
     """int64 [N]: equal where the texts are."""
     encoded = rows.array(name).fill_null("").dictionary_encode()
@@ -166,14 +177,14 @@ def _codes(rows: ShardRows, name: str) -> np.ndarray:
 
 def _blame_repetitions(rows: ShardRows, faults: dict[int, str], blame: Blame) -> None:
     """All but the first sound row of an id: a writer that repeats one is broken, a second delivery has a shard of its own."""
-    sound = np.setdiff1d(np.arange(rows.num_rows), list(faults))
+    sound = _sound(rows, faults)
     _, first = np.unique(_codes(rows, "trajectory_id")[sound], return_index=True)
     blame(np.delete(sound, first), "trajectory_id: an earlier row of this shard has it")
 
 
 def _blame_groups(rows: ShardRows, faults: dict[int, str], blame: Blame) -> None:
     """The sound rows of a group that does not agree on its size, or is larger: which of them lies cannot be told."""
-    sound = np.setdiff1d(np.arange(rows.num_rows), list(faults))
+    sound = _sound(rows, faults)
     if not len(sound):
         return
     groups, episodes = _codes(rows, "group_id")[sound], _codes(rows, "episode_id")[sound]
