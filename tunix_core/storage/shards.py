@@ -305,6 +305,18 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
+def check_readable(data: bytes) -> None:
+    """A writer's own check of an encoded shard.
+
+    Raises:
+        DataError: readers would refuse it for its size.
+    """
+    try:
+        check_size(data, summarize(data, LIMITS).footer, set(SCHEMA.names), LIMITS)
+    except CorruptObject as error:
+        raise DataError(f"shard: {error}. Write fewer groups at a time.") from error
+
+
 def check_group_sizes(trajectories: Sequence[Trajectory]) -> None:
     """A writer's own check before it commits a shard.
 

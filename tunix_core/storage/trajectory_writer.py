@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from tunix_core import paths
 from tunix_core.errors import CorruptObject, DataError, Fenced, ObjectExists, StoreError
-from tunix_core.storage.shards import check_group_sizes, encode, read_metadata
+from tunix_core.storage.shards import check_group_sizes, check_readable, encode, read_metadata
 from tunix_core.storage.store import ObjectStore, write_json_if_absent
 from tunix_core.storage.writers import (
     WriterRecord,
@@ -72,7 +72,7 @@ class TrajectoryWriter:
 
         Raises:
             Fenced: another process ended this incarnation.
-            DataError: no trajectories, a group with too many episodes, or the writer is closed.
+            DataError: no trajectories, more than readers take in, a group with too many episodes, or the writer is closed.
             StoreError: the store failed; nothing or the whole shard has landed.
         """
         if self._record.closed:
@@ -82,6 +82,7 @@ class TrajectoryWriter:
         check_group_sizes(trajectories)
         metadata = {"actor_id": self.actor_id, "incarnation": self.incarnation, "writer": self._nonce}
         data = encode(trajectories, metadata=metadata)
+        check_readable(data)
         while True:
             self._announce()
             key = self._record.shard_key(self._sequence)
