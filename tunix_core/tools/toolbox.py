@@ -13,6 +13,7 @@ from tunix_core.threads import on_thread
 from tunix_core.tools.formats import Call, Malformed, Result
 from tunix_core.tools.functions import Tool, ToolError
 from tunix_core.tools.schema import ArgumentError
+from tunix_core.tools.text import cut
 
 
 class ToolLimits(NamedTuple):
