@@ -21,6 +21,7 @@ BASE = {
     "errors",
     "config",
     "actor_config",
+    "retention_config",
     "algorithm_config",
     "model_config",
     "mesh_config",

@@ -14,8 +14,9 @@ from tests.support.trajectories import make_group, same_trajectory
 from tunix_core import paths
 from tunix_core.errors import ConfigError, CorruptObject, Fenced, ObjectMissing, StoreError
 from tunix_core.storage import trajectory_reader
+from tunix_core.storage.shard_archive import RowReader, read_row, read_rows
 from tunix_core.storage.store import ObjectStore, open_store
-from tunix_core.storage.trajectory_reader import RowReader, ShardRead, TrajectoryReader, read_row, read_rows
+from tunix_core.storage.trajectory_reader import ShardRead, TrajectoryReader
 from tunix_core.storage.trajectory_writer import TrajectoryWriter
 from tunix_core.storage.writers import announce_hour, fence_incarnation, new_incarnation, read_writer
 from tunix_core.types import RowRef

@@ -10,9 +10,9 @@ import numpy as np
 from tunix_core import paths
 from tunix_core.data import turns
 from tunix_core.data.turns import PolicyTurns
+from tunix_core.storage.shard_archive import RowReader
 from tunix_core.storage.shards import ShardRows, content_hash
 from tunix_core.storage.store import ObjectStore
-from tunix_core.storage.trajectory_reader import RowReader
 from tunix_core.types import RowRef, Trajectory
 
 SUCCESS_COMPONENT = "answer"

@@ -54,12 +54,16 @@ def encode(trajectories: Sequence[Trajectory], *, metadata: Mapping[str, str] | 
     """
     texts = {**(metadata or {}), _VERSION_KEY: str(SCHEMA_VERSION)}
     schema = SCHEMA.with_metadata({_METADATA + key: value for key, value in texts.items()})
-    table = pa.Table.from_arrays([_column(field, trajectories) for field in SCHEMA], schema=schema)
+    return encode_table(pa.Table.from_arrays([_column(field, trajectories) for field in SCHEMA], schema=schema))
+
+
+def encode_table(table: pa.Table) -> bytes:
+    """One Parquet file (one row group) of a table that has the columns of `SCHEMA`, and perhaps others."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
         sink,
-        row_group_size=max(1, len(trajectories)),
+        row_group_size=max(1, table.num_rows),
         compression="zstd",
         compression_level=1,
         use_dictionary=_DICTIONARY,
@@ -231,6 +235,20 @@ def decode(data: bytes, *, vocab_size: int | None = None, limits: ShardLimits = 
     Raises:
         CorruptObject: truncated or garbage bytes, another schema, a newer schema version (named), or over the limits.
     """
+    return ShardRows(*_read(data, limits), vocab_size)
+
+
+def decode_parts(data: bytes, parts: Sequence[tuple[int, int]], *, vocab_size: int | None = None) -> list[ShardRows]:
+    """Stretches of a file's rows, each as a shard of its own: `(first row, number of rows)`. Raises as `decode`."""
+    table, texts = _read(data, LIMITS)
+    for first, num in parts:
+        if not 0 <= first <= first + num <= table.num_rows:
+            raise CorruptObject(f"rows: received {first} to {first + num}, accepted 0 to {table.num_rows}")
+    # Copies: a slice's lists would still point into the lists of all rows.
+    return [ShardRows(table.take(np.arange(first, first + num)), texts, vocab_size) for first, num in parts]
+
+
+def _read(data: bytes, limits: ShardLimits) -> tuple[pa.Table, dict[str, str]]:
     try:
         footer, has_digest = summarize(data, limits)
         texts = _texts(footer)
@@ -242,7 +260,7 @@ def decode(data: bytes, *, vocab_size: int | None = None, limits: ShardLimits = 
         if table.num_rows != footer.num_rows:
             raise CorruptObject(f"rows: received {table.num_rows}, promised {footer.num_rows}")
         table.validate(full=True)
-        return ShardRows(table, texts, vocab_size)
+        return table, texts
     except CorruptObject as error:
         raise CorruptObject(str(error)[:_MAX_REASON_CHARACTERS]) from error
     except _BROKEN as error:

@@ -16,7 +16,7 @@ import copy
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunix_core import paths
@@ -24,7 +24,6 @@ from tunix_core.errors import ConfigError, CorruptObject, ObjectMissing
 from tunix_core.storage.shards import ShardRows, decode
 from tunix_core.storage.store import ObjectStore, map_requests
 from tunix_core.storage.writers import WriterRecord, incarnation_milliseconds, read_writer
-from tunix_core.types import RowRef, Trajectory
 
 _STATE_FORMAT = 1
 _CLOCK_SKEW_SECONDS = 120.0
@@ -321,57 +320,3 @@ def _advance(
             cursor.next_sequence = sequence
         cursor.ahead = [number for number in cursor.ahead if number >= cursor.next_sequence]
     return kept
-
-
-# --- single rows, for recovery ----------------------------------------------------------------
-
-
-class RowReader:
-    """Rows by reference; keeps the shards used last, since a batch's rows share few shards."""
-
-    def __init__(self, store: ObjectStore, *, max_shards: int = 64) -> None:
-        self._store = store
-        self._max_shards = max_shards
-        self._shards: collections.OrderedDict[str, ShardRows] = collections.OrderedDict()
-
-    def read(self, refs: Iterable[RowRef]) -> list[Trajectory]:
-        """The trajectories, in the order of `refs`.
-
-        Raises:
-            ObjectMissing: a shard is gone.
-            CorruptObject: a shard or a row cannot be used.
-        """
-        wanted = list(refs)
-        missing = [key for key in dict.fromkeys(ref.shard for ref in wanted) if key not in self._shards]
-        fetched = map_requests(self._store, lambda key: _decode_named(key, self._store.get(key)), missing)
-        shards = {**self._shards, **dict(zip(missing, fetched, strict=True))}
-        trajectories = [_row(shards[ref.shard], ref) for ref in wanted]
-        for ref in wanted:
-            self._shards[ref.shard] = shards[ref.shard]
-            self._shards.move_to_end(ref.shard)
-        while len(self._shards) > self._max_shards:
-            self._shards.popitem(last=False)
-        return trajectories
-
-
-def read_rows(store: ObjectStore, refs: Iterable[RowRef]) -> list[Trajectory]:
-    """The trajectories at `refs`, each shard fetched once. See `RowReader` to keep shards between calls."""
-    return RowReader(store).read(refs)
-
-
-def read_row(store: ObjectStore, ref: RowRef) -> Trajectory:
-    """One row; fetches its whole shard."""
-    return RowReader(store).read([ref])[0]
-
-
-def _decode_named(key: str, data: bytes) -> ShardRows:
-    try:
-        return decode(data)
-    except CorruptObject as error:
-        raise CorruptObject(f"{key}: {error}") from error
-
-
-def _row(rows: ShardRows, ref: RowRef) -> Trajectory:
-    if not 0 <= ref.row < rows.num_rows:
-        raise CorruptObject(f"{ref.shard}: received row {ref.row}, accepted 0 to {rows.num_rows - 1}")
-    return rows.trajectory(ref.row)
