@@ -50,16 +50,14 @@ def test_a_fault_of_the_fuzzer_itself_is_no_result() -> None:
 
 
 _BOMB = """
-import random, resource
+import random
 from tests.fuzz import mutations
 from tests.fuzz.parquet_parts import Parts
+from tests.fuzz.shards import peak_mebibytes as peak
 from tests.support.trajectories import make_group
 from tunix_core.errors import CorruptObject
 from tunix_core.storage.shard_checks import ShardLimits
 from tunix_core.storage.shards import decode, encode
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 data = encode(make_group(0))
 decode(data)
