@@ -16,6 +16,7 @@ from tests.support.quick_compiler import QUICK_FLAGS
 from tunix_core.distributed.compilation import CACHE_VARIABLE
 
 if TYPE_CHECKING:
+    from tests.support.gcs import Emulator
     from tests.support.server_process import ServerProcess
 
 
@@ -87,6 +88,15 @@ def cache() -> Path:
 def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedAirflow]:
     """One real Airflow for the whole session; starts when the first test asks for it."""
     yield from scripted_airflow(tmp_path_factory.mktemp("airflow"))
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[Emulator]:
+    """fake-gcs-server, one process for the session; `tests.support.gcs.faulty_gcs` puts the fault proxy before it."""
+    from tests.support.gcs import emulated_gcs
+
+    with emulated_gcs() as emulator:
+        yield emulator
 
 
 @pytest.fixture(scope="session")

@@ -110,7 +110,7 @@ def _root(store: ObjectStore, connection: Any) -> str:
     if store.uri.startswith("gs://"):
         import fsspec
 
-        from tunix_core.storage.gcs_store import connection_options
+        from tunix_core.storage.gcs_client import connection_options
 
         connection.register_filesystem(fsspec.filesystem("gcs", **connection_options()))
         return store.uri.replace("gs://", "gcs://", 1) + "/"
