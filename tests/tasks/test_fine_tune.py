@@ -359,7 +359,7 @@ def test_a_signal_stops_it_before_anything_is_published(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == EXIT_INTERRUPTED
+        assert process.wait(timeout=200) == EXIT_INTERRUPTED
     finally:
         process.kill()
         process.wait()
