@@ -33,8 +33,9 @@ PEERS := .venv-peers
 # Say `--extra-index-url https://download.pytorch.org/whl/cpu` to leave out torch's GPU libraries.
 PEERS_PIP_ARGS ?=
 TEST_ARGS ?=
-WORKERS ?= 1
-PARALLEL := $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadgroup --no-loadscope-reorder)
+# Processes that share the test files, see tests/support/scheduling.py.
+WORKERS ?= $(if $(filter 1,$(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)),1,2)
+PARALLEL := $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile)
 # Where pip finds torch's CPU build, such as `--extra-index-url https://download.pytorch.org/whl/cpu`.
 VLLM_PIP_ARGS ?=
 
@@ -82,7 +83,7 @@ up: install  ## Start the Airflow service; prints its address and login.
 down: install  ## Stop the Airflow service and everything it started.
 	$(BIN)/python -m tunix_core.console.service down
 
-test: install models  ## The test suite, with the coverage of tunix_core; WORKERS=2 runs it in two processes.
+test: install models  ## The test suite, with the coverage of tunix_core, in two processes; WORKERS=1 runs it in one.
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not tpu and not meshes" --cov=tunix_core --cov-report=term $(TEST_ARGS)
 
 chaos: install  ## What `make test` leaves out: the main job under kill -9 and without Airflow, on a folder and on gs://.

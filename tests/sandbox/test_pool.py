@@ -367,7 +367,7 @@ def test_no_process_outlives_the_pools(tmp_path: Path, end: str) -> None:
         elif end == "terminate":
             parent.terminate()
         parent.wait(30)
-    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in [*outer, *below]), 10.0)
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in [*outer, *below]), 120.0)
     assert list(tmp_path.iterdir()) == []
 
 
