@@ -23,6 +23,11 @@ LONGEST_FIRST = (
     "tests/tasks/test_fine_tune.py",
     "tests/learner/test_meshes.py",
     "tests/learner/test_kill.py",
+    "tests/models/test_attention.py",
+    "tests/pretrained/test_smollm2.py",
+    "tests/pretrained/test_adapted_run.py",
+    "tests/simulation/test_simulate.py",
+    "tests/conformance/test_last_evaluation_is_not_lost.py",
 )
 """What must not be left to the end, where it would keep one worker busy alone."""
 
@@ -33,8 +38,11 @@ def _file(nodeid: str) -> str:
     return nodeid.split("::", 1)[0]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What needs Airflow first, then what takes longest."""
+    for name in (*NEED_AIRFLOW, *LONGEST_FIRST):
+        if not (config.rootpath / name).is_file():
+            raise pytest.UsageError(f"{name}, named in {__file__}, does not exist")
     for item in items:
         if _needs_airflow(item) and _file(item.nodeid) not in NEED_AIRFLOW:
             raise pytest.UsageError(f"{item.nodeid} is marked airflow: add its file to NEED_AIRFLOW in {__file__}")
