@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 from tests.support.airflow_service import ScriptedAirflow, scripted_airflow
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
 
 NEED_AIRFLOW = (
     "tests/airflow/test_evaluate_trajectories.py",
@@ -50,20 +52,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: order.get(_file(item.nodeid), len(order)))
 
 
-class WholeFiles(LoadFileScheduling):
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     """Files go whole to a worker, in the order of collection, and all that needs Airflow to one.
 
     xdist's own way, the marker `xdist_group`, does nothing under pytest 9.2: it writes a node's id where pytest no
     longer reads it.
     """
+    from xdist.scheduler import LoadFileScheduling  # not where tests run without xdist
 
-    def _split_scope(self, nodeid: str) -> str:
-        name = _file(nodeid)
-        return "airflow" if name in NEED_AIRFLOW else name
+    class WholeFiles(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            name = _file(nodeid)
+            return "airflow" if name in NEED_AIRFLOW else name
 
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles:
     config.option.loadscopereorder = False  # by number of tests
     return WholeFiles(config, log)
 
