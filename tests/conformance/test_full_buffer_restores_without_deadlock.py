@@ -1,9 +1,12 @@
 """Restored buffer already complete, nothing stepped (NeMo-RL #3066)."""
 
+import pytest
+
 from tests.learner.support import make_config, make_learner, open_run, run_killed, write_shards
 from tunix_core.storage.checkpoints import CheckpointStore
 
 
+@pytest.mark.timeout(60)
 def test_full_buffer_restores_without_deadlock(tmp_path) -> None:
     """All that is left to train on is in the restored buffer and no shard comes any more: it steps to the end."""
     config = make_config(**{"learner.num_steps": 9, "staleness.max_staleness": 12, "checkpoint.interval_steps": 3})
