@@ -11,6 +11,7 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import functools
 import math
 import random
 import resource
@@ -41,9 +42,12 @@ _OLDER = Path(__file__).parents[1] / "storage" / "data" / "schema-1.parquet"
 
 def make_case(seed: int, kind: str, number: int) -> bytes:
     """The bytes of a case; every fourth is made from a file of schema version 1, which has no digest."""
-    rng = random.Random(f"{seed}/{kind}/{number}")
-    base = _OLDER.read_bytes() if number % 4 == 3 else encode(make_group(0) + make_group(1))
-    return KINDS[kind](rng, base)
+    return KINDS[kind](random.Random(f"{seed}/{kind}/{number}"), _base(older=number % 4 == 3))
+
+
+@functools.cache
+def _base(*, older: bool) -> bytes:
+    return _OLDER.read_bytes() if older else encode(make_group(0) + make_group(1))
 
 
 def judge(data: bytes) -> str:
@@ -73,7 +77,8 @@ def judge(data: bytes) -> str:
 # --- the process that judges -----------------------------------------------------------------------
 
 
-def _peak_mebibytes() -> float:
+def peak_mebibytes() -> float:
+    """Of this process; `getrusage` would begin with that of the one that started it."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
@@ -92,12 +97,12 @@ def work(seed: int, first: int, kinds: Sequence[str], last: float) -> None:
         data = make_case(seed, kind, number // len(kinds))
         print(f"begin {number}", flush=True)
         _forget_peak()
-        before = _peak_mebibytes()
+        before = peak_mebibytes()
         try:
             outcome = judge(data)
         except Exception as error:
             outcome = f"{type(error).__name__}: {error}"[:300].replace("\n", " ")
-        print(f"end {number} {_peak_mebibytes() - before:.0f} {outcome}", flush=True)
+        print(f"end {number} {peak_mebibytes() - before:.0f} {outcome}", flush=True)
         number += 1
 
 

@@ -116,7 +116,8 @@ def _read(data: bytes, at: int, kind: int) -> tuple[Any, int]:
     raise ValueError(f"thrift type {kind}")
 
 
-def _to_varint(value: int) -> bytes:
+def to_varint(value: int) -> bytes:
+    """Seven bits a byte."""
     value &= 2**64 - 1
     out = bytearray()
     while value > 127:
@@ -126,7 +127,7 @@ def _to_varint(value: int) -> bytes:
 
 
 def _to_zigzag(value: int) -> bytes:
-    return _to_varint((value << 1) ^ (value >> 63))
+    return to_varint((value << 1) ^ (value >> 63))
 
 
 def _write(value: Any, kind: int) -> bytes:
@@ -137,10 +138,10 @@ def _write(value: Any, kind: int) -> bytes:
     if kind == DOUBLE:
         return bytes(value)
     if kind == BINARY:
-        return _to_varint(len(value)) + value
+        return to_varint(len(value)) + value
     if kind in (LIST, SET):
         size = len(value.values)
-        head = bytes([size << 4 | value.kind]) if size < 15 else bytes([0xF0 | value.kind]) + _to_varint(size)
+        head = bytes([size << 4 | value.kind]) if size < 15 else bytes([0xF0 | value.kind]) + to_varint(size)
         if value.kind in (TRUE, FALSE):
             return head + bytes(1 if item else 2 for item in value.values)
         return head + b"".join(_write(item, value.kind) for item in value.values)

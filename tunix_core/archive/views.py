@@ -110,7 +110,7 @@ def _root(store: ObjectStore, connection: Any) -> str:
     if store.uri.startswith("gs://"):
         import fsspec
 
-        from tunix_core.storage.gcs_store import connection_options
+        from tunix_core.storage.gcs_client import connection_options
 
         connection.register_filesystem(fsspec.filesystem("gcs", **connection_options()))
         return store.uri.replace("gs://", "gcs://", 1) + "/"
@@ -142,10 +142,10 @@ def _trajectories(store: ObjectStore, connection: Any, root: str) -> None:
         )
     if files:  # of several shards each; their rows say where they came from
         selects.append(f"select * from read_parquet({_texts(root + key for key in files)}, hive_partitioning = true)")
+    # Without refused rows no query has to work out which shard a row is of.
+    without = "anti join refused_rows as r on r.shard = t.shard and r.row = t.row" if rows else ""
     connection.execute(
-        f"""create view trajectories as
-        select * from ({" union all by name ".join(selects)}) as t
-        anti join refused_rows as r on r.shard = t.shard and r.row = t.row"""
+        f"create view trajectories as select * from ({' union all by name '.join(selects)}) as t {without}"
     )
 
 

@@ -26,7 +26,7 @@ from tunix_core.storage import multifile
 from tunix_core.storage.leases import is_held, read_leases
 from tunix_core.storage.shard_archive import CompactedHour, CompactedShard, read_compacted
 from tunix_core.storage.shard_schema import SCHEMA
-from tunix_core.storage.shards import ShardRows, decode, decode_parts, encode_table
+from tunix_core.storage.shards import ShardRows, decode, decode_parts, encode_table, versioned
 from tunix_core.storage.store import ObjectStore, read_json_or_none, write_json_if_absent
 from tunix_core.storage.writers import WriterRecord
 
@@ -140,8 +140,7 @@ def _encode(sources: Sequence[_Source]) -> bytes:
         columns = [source.rows.array(name) for name in SCHEMA.names]
         columns += [pa.array([source.key] * num, pa.string()), pa.array(np.arange(num))]
         tables.append(pa.Table.from_arrays(columns, schema=COLUMNS))
-    metadata = {f"tunix.{key}": value for key, value in sources[0].rows.metadata.items() if key == "schema_version"}
-    data = encode_table(pa.concat_tables(tables).combine_chunks().replace_schema_metadata(metadata))
+    data = encode_table(versioned(pa.concat_tables(tables).combine_chunks()))
     ends = np.cumsum([source.rows.num_rows for source in sources]).tolist()
     parts = [(end - source.rows.num_rows, source.rows.num_rows) for source, end in zip(sources, ends, strict=True)]
     for source, rows in zip(sources, decode_parts(data, parts), strict=True):

@@ -20,11 +20,8 @@ Blame = Callable[[np.ndarray, str], None]
 
 MAX_NAME_BYTES = 512
 MAX_COMPONENTS = 1024
-_NAMES = (
-    *("trajectory_id", "episode_id", "group_id", "task_id", "environment", "split", "actor_id", "incarnation"),
-    "finish_reason",
-)
 _REQUIRED = ("trajectory_id", "episode_id", "group_id")
+_NAMES = (*_REQUIRED, "task_id", "environment", "split", "actor_id", "incarnation", "finish_reason")
 _CONTROL = r"[\x00-\x1f\x7f]"
 
 
@@ -41,12 +38,13 @@ def find_faults(rows: ShardRows, vocab_size: int | None) -> dict[int, str]:
     faults: dict[int, str] = {}
 
     def blame(bad_rows: np.ndarray, reason: str) -> None:
-        for row in np.unique(bad_rows).tolist():
-            faults.setdefault(row, reason)
+        if len(bad_rows):  # nearly never
+            for row in np.unique(bad_rows).tolist():
+                faults.setdefault(row, reason)
 
     def blame_values(column: str, bad: np.ndarray, reason: str) -> None:
-        positions = np.flatnonzero(bad)  # nearly always empty
-        blame(np.searchsorted(rows.ragged(column)[0], positions, side="right") - 1, reason)
+        if bad.any():
+            blame(np.searchsorted(rows.ragged(column)[0], np.flatnonzero(bad), side="right") - 1, reason)
 
     _blame_nulls(rows, blame)
     num_tokens = rows.column("num_tokens")
@@ -101,10 +99,12 @@ def _blame_versions(rows: ShardRows, blame: Blame) -> None:
     blame(row_of[policy < 0], "token_policy_version: negative on a policy token")
     counts = np.bincount(row_of, minlength=rows.num_rows)
     blame(np.flatnonzero(counts != rows.column("num_policy_tokens")), "num_policy_tokens: differs from loss_mask")
-    oldest, newest = np.full(rows.num_rows, np.iinfo(np.int32).max), np.full(rows.num_rows, -1)
-    np.minimum.at(oldest, row_of, policy)
-    np.maximum.at(newest, row_of, policy)
-    oldest[counts == 0] = -1
+    oldest, newest = np.full(rows.num_rows, -1), np.full(rows.num_rows, -1)
+    some = np.flatnonzero(counts)
+    if len(some):
+        first = np.cumsum(counts)[some] - counts[some]
+        oldest[some] = np.minimum.reduceat(policy, first)
+        newest[some] = np.maximum.reduceat(policy, first)
     blame(np.flatnonzero(oldest != rows.column("policy_version_min")), "policy_version_min: differs from the tokens")
     blame(np.flatnonzero(newest != rows.column("policy_version_max")), "policy_version_max: differs from the tokens")
 
@@ -114,8 +114,10 @@ def _blame_turns(rows: ShardRows, blame: Blame) -> None:
     offsets = array.offsets.to_numpy() if rows.num_rows else np.zeros(1, np.int32)
     row_of = np.repeat(np.arange(rows.num_rows), np.diff(offsets))
     children = {field.name: array.values.field(index) for index, field in enumerate(TURN)}
+    if array.values.null_count:
+        blame(row_of[array.values.is_null().to_numpy(zero_copy_only=False)], "turns: null entry")
     for name, child in children.items():
-        if child.null_count or array.values.null_count:
+        if child.null_count:
             blame(row_of[child.is_null().to_numpy(zero_copy_only=False)], f"turns.{name}: null")
     for name in ("reward", "seconds"):
         blame(row_of[~np.isfinite(to_numpy(children[name]))], f"turns.{name}: not finite")
@@ -126,13 +128,20 @@ def _blame_turns(rows: ShardRows, blame: Blame) -> None:
 
 def _blame_names(rows: ShardRows, blame: Blame) -> None:
     """What ends up in tables, pages and terminals; none of it becomes a key."""
-    for name in _NAMES:
-        array = rows.array(name)
-        length = to_numpy(pc.binary_length(array))
-        blame(np.flatnonzero(length > MAX_NAME_BYTES), f"{name}: accepted at most {MAX_NAME_BYTES} bytes")
-        if name in _REQUIRED:
-            blame(np.flatnonzero(length == 0), f"{name}: empty")
-        blame(np.flatnonzero(to_numpy(pc.match_substring_regex(array, _CONTROL))), f"{name}: has control characters")
+    names = pa.concat_arrays(
+        [rows.array(name) for name in _NAMES]
+    )  # one call each costs more than a small shard's rows
+    length = to_numpy(pc.binary_length(names))
+    control = to_numpy(pc.match_substring_regex(names, _CONTROL))
+    empty = length[: len(_REQUIRED) * rows.num_rows] == 0
+    for bad, reason in (
+        (length > MAX_NAME_BYTES, f"accepted at most {MAX_NAME_BYTES} bytes"),
+        (empty, "empty"),
+        (control, "has control characters"),
+    ):
+        if bad.any():
+            for name, of_column in zip(_NAMES, np.split(bad, len(bad) // rows.num_rows), strict=False):
+                blame(np.flatnonzero(of_column), f"{name}: {reason}")
 
 
 def _blame_components(rows: ShardRows, blame: Blame) -> None:
@@ -153,6 +162,13 @@ def _blame_components(rows: ShardRows, blame: Blame) -> None:
     blame(row_of[control], "reward_components: a name has control characters")
 
 
+def _sound(rows: ShardRows, faults: dict[int, str]) -> np.ndarray:
+    """int64 [N']: the rows without a fault so far."""
+    kept = np.ones(rows.num_rows, bool)
+    kept[list(faults)] = False
+    return np.flatnonzero(kept)
+
+
 def _codes(rows: ShardRows, name: str) -> np.ndarray:
     """int64 [N]: equal where the texts are."""
     encoded = rows.array(name).fill_null("").dictionary_encode()
@@ -161,14 +177,14 @@ def _codes(rows: ShardRows, name: str) -> np.ndarray:
 
 def _blame_repetitions(rows: ShardRows, faults: dict[int, str], blame: Blame) -> None:
     """All but the first sound row of an id: a writer that repeats one is broken, a second delivery has a shard of its own."""
-    sound = np.setdiff1d(np.arange(rows.num_rows), list(faults))
+    sound = _sound(rows, faults)
     _, first = np.unique(_codes(rows, "trajectory_id")[sound], return_index=True)
     blame(np.delete(sound, first), "trajectory_id: an earlier row of this shard has it")
 
 
 def _blame_groups(rows: ShardRows, faults: dict[int, str], blame: Blame) -> None:
     """The sound rows of a group that does not agree on its size, or is larger: which of them lies cannot be told."""
-    sound = np.setdiff1d(np.arange(rows.num_rows), list(faults))
+    sound = _sound(rows, faults)
     if not len(sound):
         return
     groups, episodes = _codes(rows, "group_id")[sound], _codes(rows, "episode_id")[sound]

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tunix_core.errors import CorruptObject, DataError
-from tunix_core.storage.shard_checks import LIMITS, ShardLimits, check_bytes, check_size, with_digest
+from tunix_core.storage.parquet_headers import Footer
+from tunix_core.storage.shard_checks import LIMITS, ShardLimits, check_size, summarize, with_digest
 from tunix_core.storage.shard_faults import find_faults, to_numpy
 from tunix_core.storage.shard_schema import SCHEMA, TOKEN_COLUMNS, TRAJECTORY_SCALARS, TURN, content_hash
 from tunix_core.types import SCHEMA_VERSION, Trajectory, Turn
@@ -28,8 +29,6 @@ _METADATA = "tunix."
 _VERSION_KEY = "schema_version"
 _FIRST_DIGEST_VERSION = 2
 _MAX_REASON_CHARACTERS = 500
-_MAX_THRIFT_TEXT_BYTES = 2**17
-_MAX_THRIFT_ITEMS = 2**14
 _DICTIONARY = [
     *("episode_id", "group_id", "task_id", "environment", "split", "actor_id", "incarnation", "finish_reason"),
     *("turns.list.element.role", "turns.list.element.tool_name", "reward_components.key_value.key"),
@@ -39,6 +38,16 @@ _DICTIONARY = [
 
 _STATISTICS = [f.name for f in SCHEMA if not pa.types.is_nested(f.type) and f.name not in ("messages", "content_hash")]
 """Minima and maxima let a query skip shards; those of long texts would be stored whole, three times over."""
+
+WRITER_OPTIONS: Mapping[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": _DICTIONARY,
+    "use_byte_stream_split": ["behavior_logprobs.list.element"],
+    "write_page_checksum": True,
+    "write_statistics": _STATISTICS,
+}
+"""Of `pyarrow.parquet.write_table`; measured beside others by `tests.benchmarks.data_plane --part encodings`."""
 
 
 # --- encode -----------------------------------------------------------------------------------
@@ -53,25 +62,20 @@ def encode(trajectories: Sequence[Trajectory], *, metadata: Mapping[str, str] | 
     The values are written as they are, broken ones too: judging them is the reader's task, which does
     not trust its writers anyway.
     """
+    table = pa.Table.from_arrays([_column(field, trajectories) for field in SCHEMA], schema=SCHEMA)
+    return encode_table(versioned(table, metadata))
+
+
+def versioned(table: pa.Table, metadata: Mapping[str, str] | None = None) -> pa.Table:
+    """A table with the texts of a shard's file, among them the schema's version."""
     texts = {**(metadata or {}), _VERSION_KEY: str(SCHEMA_VERSION)}
-    schema = SCHEMA.with_metadata({_METADATA + key: value for key, value in texts.items()})
-    return encode_table(pa.Table.from_arrays([_column(field, trajectories) for field in SCHEMA], schema=schema))
+    return table.replace_schema_metadata({_METADATA + key: value for key, value in texts.items()})
 
 
 def encode_table(table: pa.Table) -> bytes:
-    """One Parquet file (one row group) of a table that has the columns of `SCHEMA`, and perhaps others."""
+    """One Parquet file (one row group) of a `versioned` table that has the columns of `SCHEMA`, and perhaps others."""
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
-        sink,
-        row_group_size=max(1, table.num_rows),
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=_DICTIONARY,
-        use_byte_stream_split=["behavior_logprobs.list.element"],
-        write_page_checksum=True,
-        write_statistics=_STATISTICS,
-    )
+    pq.write_table(table, sink, row_group_size=max(1, table.num_rows), **WRITER_OPTIONS)
     return with_digest(bytes(sink.getvalue()))
 
 
@@ -215,7 +219,7 @@ class ShardRows:
 
 def read_metadata(data: bytes) -> dict[str, str]:
     """The `tunix.` texts of a shard, its rows unread. Raises CorruptObject."""
-    return _texts(_open(data)[0])
+    return _texts(summarize(data, LIMITS).footer)
 
 
 def is_tombstone(data: bytes) -> bool:
@@ -251,14 +255,15 @@ def decode_parts(data: bytes, parts: Sequence[tuple[int, int]], *, vocab_size: i
 
 def _read(data: bytes, limits: ShardLimits) -> tuple[pa.Table, dict[str, str]]:
     try:
-        file, has_digest = _open(data, limits)
-        texts = _texts(file)
+        footer, has_digest = summarize(data, limits)
+        texts = _texts(footer)
         _check_version(texts.get(_VERSION_KEY, "none"), has_digest)
+        check_size(data, footer, set(SCHEMA.names), limits)
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=not has_digest)
         _check_schema(file)
-        check_size(data, file.metadata, set(SCHEMA.names), limits)
         table = file.read(columns=SCHEMA.names, use_threads=False)
-        if table.num_rows != file.metadata.num_rows:
-            raise CorruptObject(f"rows: received {table.num_rows}, promised {file.metadata.num_rows}")
+        if table.num_rows != footer.num_rows:
+            raise CorruptObject(f"rows: received {table.num_rows}, promised {footer.num_rows}")
         table.validate(full=True)
         return table, texts
     except CorruptObject as error:
@@ -275,21 +280,6 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
 
 
-def _open(data: bytes, limits: ShardLimits = LIMITS) -> tuple[pq.ParquetFile, bool]:
-    """The file, its pages unread, and whether a digest vouches for it."""
-    has_digest = check_bytes(data, limits)
-    try:
-        file = pq.ParquetFile(
-            pa.BufferReader(data),
-            page_checksum_verification=not has_digest,
-            thrift_string_size_limit=_MAX_THRIFT_TEXT_BYTES,
-            thrift_container_size_limit=_MAX_THRIFT_ITEMS,
-        )
-    except _BROKEN as error:
-        raise CorruptObject(f"no Parquet file: {_short(error)}") from error
-    return file, has_digest
-
-
 def _check_version(version: str, has_digest: bool) -> None:
     if version not in [str(known) for known in range(1, SCHEMA_VERSION + 1)]:
         raise CorruptObject(
@@ -300,15 +290,15 @@ def _check_version(version: str, has_digest: bool) -> None:
         raise CorruptObject(f"sha256: missing, which {_VERSION_KEY} {version} has")
 
 
-def _texts(file: pq.ParquetFile) -> dict[str, str]:
-    raw = file.metadata.metadata or {}
-    texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in raw.items()}
-    return {key.removeprefix(_METADATA): value for key, value in texts.items() if key.startswith(_METADATA)}
+def _texts(footer: Footer) -> dict[str, str]:
+    return {key.removeprefix(_METADATA): value for key, value in footer.texts.items() if key.startswith(_METADATA)}
 
 
 def _check_schema(file: pq.ParquetFile) -> None:
     try:
         received = file.schema_arrow
+        if received.equals(SCHEMA):  # this project's writers'
+            return
         found = {name: received.field(name).type for name in received.names}
     except _BROKEN as error:
         raise CorruptObject(f"unreadable schema: {_short(error)}") from error
@@ -336,6 +326,18 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def check_readable(data: bytes) -> None:
+    """A writer's own check of an encoded shard.
+
+    Raises:
+        DataError: readers would refuse it for its size.
+    """
+    try:
+        check_size(data, summarize(data, LIMITS).footer, set(SCHEMA.names), LIMITS)
+    except CorruptObject as error:
+        raise DataError(f"shard: {error}. Write fewer groups at a time.") from error
 
 
 def check_group_sizes(trajectories: Sequence[Trajectory]) -> None:
