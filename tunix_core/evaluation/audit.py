@@ -54,7 +54,7 @@ class RunAudit:
     policy_versions: Sequence[int]
     """Versions that generated policy tokens, over all shards."""
     consumed_tokens: int
-    """Of trajectories that steps trained on, each counted once."""
+    """Of trajectories that steps trained on, without what they were allowed to use again."""
     reused_tokens: int
     """… and what they trained on once more."""
     written_tokens: int
@@ -112,7 +112,7 @@ def audit_run(store: ObjectStore, *, max_staleness: int, max_reuse: int = 1) -> 
         consumed = [_consumed(rows, totals, record, shard, row) for shard, row in _references(record)]
         steps.append(_audit_step(record["clock"], consumed))
         staleness.update(record["clock"] - 1 - row.version_min for row in consumed if row.version_min >= 0)
-        reused_tokens += sum(row.num_tokens for row in consumed if uses[row.trajectory_id])
+        reused_tokens += sum(row.num_tokens for row in consumed if 0 < uses[row.trajectory_id] < max_reuse)
         of_step = collections.Counter(row.trajectory_id for row in consumed)
         twice.update(name for name, count in of_step.items() if count > 1)
         uses.update(of_step)
