@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tunix_core.config import RunConfig
@@ -503,7 +503,7 @@ class Learner:
         }
 
 
-def _first_use_share(groups: list[Group]) -> float:
+def _first_use_share(groups: Sequence[Group]) -> float:
     """Of the batch's tokens, as far as this host knows its groups."""
     all_tokens = sum(int(group.rows.lengths.sum()) for group in groups)
     return sum(int(group.rows.lengths.sum()) for group in groups if group.uses == 0) / max(1, all_tokens)
