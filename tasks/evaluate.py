@@ -14,6 +14,7 @@ from tasks.entry import Task, run_task
 from tunix_core import paths
 from tunix_core.errors import ConfigError, ObjectMissing
 from tunix_core.evaluation import held_out, trajectories
+from tunix_core.storage.leases import leased
 from tunix_core.storage.policies import PolicyStore
 
 
@@ -64,7 +65,8 @@ def evaluate_held_out(task: Task, version: int) -> held_out.HeldOutEvaluation:
     weights = ",".join(sorted(str(entry["sha256"]) for entry in manifest["files"].values()))
     digest = held_out.evaluation_digest(config, weights, seeds)
     if not held_out.is_evaluated(task.store, version, digest):
-        _roll_out(task, version, seeds, digest)
+        with leased(task.store, [paths.policy(version)], reader=task.process):
+            _roll_out(task, version, seeds, digest)
     return held_out.read_evaluations(task.store)[version]
 
 

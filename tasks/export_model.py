@@ -12,7 +12,9 @@ from pathlib import Path
 
 from tasks.entry import Task, run_task
 from tasks.evaluate import choose_version
+from tunix_core import paths
 from tunix_core.errors import ConfigError
+from tunix_core.storage.leases import leased
 from tunix_core.storage.policies import PolicyStore
 
 
@@ -25,15 +27,16 @@ def _export(task: Task) -> None:
         raise ConfigError("--max-shard-bytes", arguments.max_shard_bytes, "at least 1", "Leave it out for 5 GiB.")
     policies = PolicyStore(task.store)
     version = choose_version(policies, arguments.version)
-    names = export_version(
-        arguments.to,
-        PolicyLoader(policies, model),
-        model,
-        version,
-        context_tokens=task.config.actor.context_tokens,
-        dtype=arguments.dtype,
-        max_shard_bytes=arguments.max_shard_bytes,
-    )
+    with leased(task.store, [paths.policy(version)], reader=task.process):
+        names = export_version(
+            arguments.to,
+            PolicyLoader(policies, model),
+            model,
+            version,
+            context_tokens=task.config.actor.context_tokens,
+            dtype=arguments.dtype,
+            max_shard_bytes=arguments.max_shard_bytes,
+        )
     task.log(f"version {version} in {arguments.to}: {', '.join(names)}")
 
 

@@ -63,7 +63,7 @@ def _read_source(data: str, method: str, min_reward: float, config: RunConfig, t
     if method == "dpo":
         raise ConfigError("--data", data, "FILE.jsonl", "Trajectories are no pairs of answers.")
     if data.endswith(".parquet"):
-        name, shards = Path(data).name, successes.shards_of_file(Path(data))
+        name, shards = Path(data).name, successes.shards_of_file(Path(data), vocab_size=config.model.vocab_size)
     else:
         store = open_store(data)
         theirs, _ = read_run(store)
@@ -71,8 +71,8 @@ def _read_source(data: str, method: str, min_reward: float, config: RunConfig, t
             raise ConfigError(
                 "--data", data, "a run with this recipe's tokenizer", "Its ids mean something else to this model."
             )
-        name, shards = store.uri, successes.shards_of_run(store)
-    found = successes.read_successes(shards, min_reward=min_reward, vocab_size=config.model.vocab_size)
+        name, shards = store.uri, successes.shards_of_run(store, vocab_size=config.model.vocab_size)
+    found = successes.read_successes(shards, min_reward=min_reward)
     examples = [(Demonstration(tokens, mask),) for tokens, mask in found.rows]
     return _Source(
         examples, {"name": name, "sha256": found.sha256, "num_examples": len(examples), "left_out": found.left_out}

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import jax
 import pytest
 
-from tests.support.airflow_service import ScriptedAirflow, scripted_airflow
+from tests.support import scheduling
+from tests.support.airflow_service import ScriptedAirflow
 from tests.support.quick_compiler import QUICK_FLAGS
 from tunix_core.distributed.compilation import CACHE_VARIABLE
 
 if TYPE_CHECKING:
+    from tests.support.gcs import Emulator
     from tests.support.server_process import ServerProcess
 
 
@@ -42,24 +44,9 @@ def _keep_executables(config: pytest.Config, temporary: Path) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """To several workers files go whole, and all that needs Airflow to one; what takes longest starts first."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        group = "airflow" if item.get_closest_marker("airflow") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    long = {item.path for item in items if _takes_long(item)}
-    items.sort(key=lambda item: (item.get_closest_marker("airflow") is None, item.path not in long))
-
-
-def _takes_long(item: pytest.Item) -> bool:
-    limit = item.get_closest_marker("timeout")
-    return limit is not None and limit.args[0] > 300
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Airflow reads its environment when it is imported, so this comes before any test module."""
+    config.pluginmanager.register(scheduling)
     _compile_quickly()
     folder = tempfile.TemporaryDirectory(prefix="airflow-home-")
     config.add_cleanup(folder.cleanup)
@@ -83,10 +70,19 @@ def cache() -> Path:
     return Path(os.environ[CACHE_VARIABLE])
 
 
+@pytest.fixture
+def scripted_service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ScriptedAirflow:
+    """One real Airflow for all tests that are marked `airflow`, from the first that asks for it to the last."""
+    return scheduling.airflow_of(request.session, tmp_path_factory)
+
+
 @pytest.fixture(scope="session")
-def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedAirflow]:
-    """One real Airflow for the whole session; starts when the first test asks for it."""
-    yield from scripted_airflow(tmp_path_factory.mktemp("airflow"))
+def gcs() -> Iterator[Emulator]:
+    """fake-gcs-server, one process for the session; `tests.support.gcs.faulty_gcs` puts the fault proxy before it."""
+    from tests.support.gcs import emulated_gcs
+
+    with emulated_gcs() as emulator:
+        yield emulator
 
 
 @pytest.fixture(scope="session")

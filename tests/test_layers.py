@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 SCIENCE = {"numpy"}
 JAX = {"jax", "jaxlib", "flax", "optax", "orbax"}
-STORAGE = {"pyarrow", "fsspec", "gcsfs", "safetensors", "ml_dtypes", "aiohttp", "requests"}
+STORAGE = {"pyarrow", "fsspec", "gcsfs", "google", "google_crc32c", "safetensors", "ml_dtypes", "aiohttp", "requests"}
 MODEL_FILES = {"gguf", "tokenizers", "jinja2"}
 
 BASE = {
@@ -21,6 +21,7 @@ BASE = {
     "errors",
     "config",
     "actor_config",
+    "retention_config",
     "algorithm_config",
     "model_config",
     "mesh_config",

@@ -103,7 +103,7 @@ class ActorConfig:
             remedy="A group lasts at least as long as an episode may (actor.episode_timeout_seconds).",
         )
         require_range("actor.drain_seconds", self.drain_seconds, 0, 5, "A process is killed 10 s after its signal.")
-        require_range("actor.max_shard_bytes", self.max_shard_bytes, 2**10)
+        require_range("actor.max_shard_bytes", self.max_shard_bytes, 2**10, 2**27, "Readers refuse what is far larger.")
         require_range("actor.max_observation_bytes", self.max_observation_bytes, 64)
         require_range("actor.max_abandoned_calls", self.max_abandoned_calls, 1, 10_000)
         require_range("actor.max_restarts", self.max_restarts, 0)

@@ -19,6 +19,7 @@ from tunix_core.engine_config import EngineConfig
 from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.mesh_config import MeshConfig
 from tunix_core.model_config import ModelConfig
+from tunix_core.retention_config import RetentionConfig
 from tunix_core.validation import check_sampling as _check_sampling
 from tunix_core.validation import require as _require
 from tunix_core.validation import require_choice as _require_choice
@@ -221,8 +222,6 @@ class EvaluationConfig:
     """Held-out evaluation of policy versions, and how it samples; training knows the temperature alone."""
 
     num_tasks: int = 256
-    every_versions: int = 0
-    """Also evaluate every so many published versions while the run goes on; 0: first and last only."""
     greedy: bool = True
     """Take the likeliest token; otherwise draw with what follows."""
     temperature: float = 1.0
@@ -243,7 +242,6 @@ class EvaluationConfig:
             "Set evaluation.greedy to false to draw at a temperature.",
         )
         _require_range("evaluation.num_tasks", self.num_tasks, 1)
-        _require_range("evaluation.every_versions", self.every_versions, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -360,6 +358,7 @@ class RunConfig:
     engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
     sync: SyncConfig = SyncConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    retention: RetentionConfig = dataclasses.field(default_factory=RetentionConfig)
     evaluation: EvaluationConfig = EvaluationConfig()
     launcher: LauncherConfig = LauncherConfig()
     goals: GoalsConfig = GoalsConfig()

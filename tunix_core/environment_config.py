@@ -218,6 +218,13 @@ class GymnasiumOptions(EnvironmentOptions):
             "an id without a module",
             f"Let an installed package register it (entry points, group {GYMNASIUM_ENTRY_POINTS}).",
         )
+        require(
+            not self.env_id.startswith(("GymV21Environment", "GymV26Environment")),
+            "environment.options.env_id",
+            self.env_id,
+            "no id that stands for environments of the package gym",
+            "Its argument names a module that would be imported: register the environment itself, wrapped in shimmy.",
+        )
         hints = typing.get_type_hints(type(self))
         for name in ("observation", "action", "extract", "splits"):
             require_choice(f"environment.options.{name}", getattr(self, name), hints[name])

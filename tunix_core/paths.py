@@ -22,10 +22,14 @@ CURRENT_POLICY = "policies/CURRENT.json"
 MANIFEST = "MANIFEST.json"
 RETIRED = "RETIRED.json"
 """In the folder of a multi-file object: first half of its deletion; the second comes after a grace."""
+SOURCES_RETIRED = "SOURCES_RETIRED.json"
+"""In the folder of a compacted hour: its shards are to be deleted after a grace."""
 FINISHED_BLOCKS = "tasks/FINISHED.json"
 """How many of the first task blocks are finished; where a new claimant starts to look."""
 
 TRAJECTORIES = "trajectories/"
+COMPACTED = "compacted/"
+LEASES = "leases/"
 TASKS = "tasks/"
 WRITERS = "writers/"
 STEPS = "steps/"
@@ -111,6 +115,11 @@ def parse_shard(key: str) -> ShardName:
     )
 
 
+def is_shard(key: str) -> bool:
+    """Whether `parse_shard` takes it."""
+    return _SHARD.fullmatch(key) is not None
+
+
 def task_block(epoch: int, block: int) -> str:
     return f"{TASKS}{epoch:08d}/{block:08d}.json"
 
@@ -138,6 +147,15 @@ def policy(version: int) -> str:
 
 def checkpoint(clock: int) -> str:
     return f"{CHECKPOINTS}{clock:08d}/"
+
+
+def compacted(hour: str) -> str:
+    """Folder of the files that stand for an hour's shards."""
+    return f"{COMPACTED}{hour}/"
+
+
+def lease(lease_name: str) -> str:
+    return f"{LEASES}{lease_name}.json"
 
 
 def version_of(key: str) -> int:

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the trajectory shard schema, stored in the Parquet metadata."""
+
+SPLITS = ("train", "held_out")
+"""Of the tasks: what is trained on, and what is kept for evaluations."""
 
 TRUNCATIONS = ("truncated", "max_turns", "max_turn_tokens", "max_tokens", "max_seconds", "max_forks")
 """Finish reasons of episodes that a limit ended; `truncated`: the environment's own."""

@@ -101,7 +101,7 @@ def contract(kind: Kind, test: Callable[[Run], Awaitable[None]], **actor_fields:
         finally:
             await engine.close()
 
-    asyncio.run(asyncio.wait_for(run(), 120))
+    asyncio.run(asyncio.wait_for(run(), 240))
 
 
 class EngineContract:

@@ -61,7 +61,7 @@ def play(
         )
         found.append(scheduler)
         waiting: Sequence[EpisodeSpec] = [spec(member) for member in range(num_episodes)]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while waiting or scheduler.num_sessions:
                 while waiting and scheduler.num_free:
                     scheduler.start(waiting[0])

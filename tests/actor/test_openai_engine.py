@@ -64,7 +64,7 @@ class Bench:
             finally:
                 await engine.close()
 
-        asyncio.run(asyncio.wait_for(inner(), 60))
+        asyncio.run(asyncio.wait_for(inner(), 240))
 
 
 @pytest.fixture

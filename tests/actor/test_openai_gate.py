@@ -8,7 +8,7 @@ from tunix_core.engine_config import EngineConfig
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 10))
+    asyncio.run(asyncio.wait_for(test(), 120))
 
 
 async def settle() -> None:

@@ -283,7 +283,7 @@ def test_a_thread_that_hangs_is_abandoned_and_counted_until_it_ends() -> None:
     release.set()
     for thread in threading.enumerate():
         if thread.name.startswith("call-"):
-            thread.join(10)
+            thread.join(120)
             assert not thread.is_alive()
     assert (calls.abandoned.num_now, calls.abandoned.num_ever) == (0, 1)
 

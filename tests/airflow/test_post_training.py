@@ -23,7 +23,7 @@ def test_a_run_survives_killed_components(scripted_service: ScriptedAirflow) -> 
     os.kill(airflow.wait_for_life(run_id, "actor-0-0"), signal.SIGKILL)
     airflow.wait_for_life(run_id, "sync_weights")
     store = airflow.store(run_id)
-    wait_until(lambda: control.read_process(store, "sync_weights")[0].state == "running", 10)
+    assert wait_until(lambda: control.read_process(store, "sync_weights")[0].state == "running", 120)
     os.kill(control.read_process(store, "sync_weights")[0].pid, signal.SIGKILL)
     os.kill(learner, signal.SIGKILL)
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.run_factory import make_run
 from tests.support.trajectories import make_group, make_trajectory, same_trajectory
+from tunix_core.archive import importing
 from tunix_core.archive.dictionary import COLUMNS
 from tunix_core.archive.files import from_record, read_dataset, read_jsonl, to_record, write_dataset, write_jsonl
 from tunix_core.archive.importing import import_trajectories
@@ -14,6 +15,7 @@ from tunix_core.errors import ConfigError, DataError
 from tunix_core.storage.shards import SCHEMA
 from tunix_core.storage.store import open_store
 from tunix_core.storage.trajectory_reader import TrajectoryReader
+from tunix_core.types import Trajectory
 
 TRAJECTORIES = [*make_group(0), *make_group(1, num_tokens=40), make_trajectory(8, group_size=1, reward=1 / 3)]
 
@@ -66,7 +68,7 @@ def test_an_import_is_what_the_learner_reads(tmp_path) -> None:
     exported = [found.trajectory for found in select(whole, Selection())]
     write_jsonl(tmp_path / "out.jsonl", sorted(exported, key=lambda t: t.group_id))
     store = open_store(str(tmp_path / "other"))
-    imported = import_trajectories(store, read_jsonl(tmp_path / "out.jsonl"))
+    imported = import_trajectories(store, lambda: read_jsonl(tmp_path / "out.jsonl"))
     assert imported.num_trajectories == len(exported)
     reader = TrajectoryReader(store)
     read = [shard.rows.trajectory(i) for shard in reader.poll() if shard.rows for i in range(shard.rows.num_rows)]
@@ -124,20 +126,44 @@ def test_a_line_that_is_no_object_is_refused(tmp_path, text: str) -> None:
         list(read_jsonl(path))
 
 
-def test_an_import_refuses_what_the_learner_would(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ([make_trajectory(9, temperature=-1.0)], "00000009-é: temperature"),
+        ([make_trajectory(9), make_trajectory(9)], "twice"),
+        ([make_trajectory(9), make_trajectory(0)], "two places"),
+    ],
+)
+def test_an_import_refuses_what_the_learner_would(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, last: list[Trajectory], reason: str
+) -> None:
+    """Before it writes anything, however far behind the fault is."""
+    monkeypatch.setattr(importing, "GROUPS_PER_SHARD", 1)
     store = open_store(str(tmp_path / "run"))
-    broken = make_trajectory(1, temperature=-1.0)
-    with pytest.raises(DataError, match=f"{broken.trajectory_id}.*temperature"):
-        import_trajectories(store, [make_trajectory(0), broken])
-    scattered = [make_trajectory(0), make_trajectory(5), make_trajectory(1)]
-    with pytest.raises(DataError, match="two places"):
-        import_trajectories(store, scattered)
+    with pytest.raises(DataError, match=reason):
+        import_trajectories(store, lambda: [*make_group(0), *make_group(1), *last])
+    assert store.list_after("") == []
     with pytest.raises(ConfigError, match="--from"):
         list(read_dataset(tmp_path))
+
+
+def test_an_import_that_breaks_off_leaves_no_open_writer(tmp_path) -> None:
+    store = open_store(str(tmp_path / "run"))
+    times = iter([make_group(0), [*make_group(0), *make_group(0)]])  # the file has changed in between
+    with pytest.raises(DataError, match="twice"):
+        import_trajectories(store, lambda: next(times))
     reader = TrajectoryReader(store)
     for _ in range(2):
         reader.poll()
     assert reader.live_incarnations() == [], "whoever broke off still gets a share of what actors may begin"
+
+
+@pytest.mark.parametrize("limit", ["GROUPS_PER_SHARD", "TOKENS_PER_SHARD"])
+def test_an_import_cuts_shards_by_groups_and_by_tokens(tmp_path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(importing, limit, 2 if limit == "GROUPS_PER_SHARD" else 2 * 4 * 12)
+    store = open_store(str(tmp_path / "run"))
+    imported = import_trajectories(store, lambda: [t for i in range(5) for t in make_group(i)])
+    assert (imported.num_trajectories, imported.num_shards) == (20, 3)
 
 
 def test_the_dictionary_explains_every_column() -> None:

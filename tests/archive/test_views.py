@@ -1,6 +1,7 @@
 """SQL over a run, against the same figures from the rows themselves."""
 
 import collections
+from pathlib import Path
 
 import duckdb
 import pandas as pd
@@ -11,8 +12,9 @@ from tests.support.gcs import emulated_gcs
 from tests.support.run_factory import make_run, make_trajectory
 from tunix_core import paths
 from tunix_core.archive.selection import Selection, select
-from tunix_core.archive.views import connect, query
+from tunix_core.archive.views import connect, parquet_files, query
 from tunix_core.errors import ConfigError
+from tunix_core.storage import compaction
 from tunix_core.storage.quarantine import quarantine_rows, quarantine_shard
 from tunix_core.storage.shards import SCHEMA, encode
 from tunix_core.storage.step_records import read_steps
@@ -52,6 +54,25 @@ def test_consumed_rows_have_their_step_and_age(store: ObjectStore) -> None:
     ]
     assert sorted(rows(store, "select clock, shard, row from consumed")) == sorted(consumed)
     assert rows(store, "select count(*) from consumed where staleness <> clock - 1 - policy_version_min") == [(0,)]
+
+
+def test_a_compacted_hour_answers_as_its_shards_did(tmp_path: Path) -> None:
+    made = make_run(open_store(str(tmp_path / "run"))).store
+    hour = paths.parse_shard(made.list_after(paths.TRAJECTORIES)[0]).hour
+    asked = [
+        "select * exclude (tokens, turns) from trajectories order by shard, row",
+        "select clock, trajectory_id, staleness from consumed order by all",
+        "select count(*), sum(reward) from turns",
+    ]
+    before = [rows(made, sql) for sql in asked]
+    rewards = dict(rows(made, "select environment, avg(reward) from trajectories group by all"))
+    compaction.compact(made, hour, owner="checkpoint")
+    assert [rows(made, sql) for sql in asked] == before, "beside its shards"
+    check_readers(made, rewards)
+    compaction.retire_sources(made, hour)
+    assert compaction.delete_sources(made, hour, grace_seconds=0)
+    assert [rows(made, sql) for sql in asked] == before, "without them"
+    check_readers(made, rewards)
 
 
 def test_turns_have_a_row_each(store: ObjectStore) -> None:
@@ -121,10 +142,15 @@ def test_pandas_and_polars_read_the_files_themselves(store: ObjectStore) -> None
         expected = connection.execute(
             f"select environment, avg(reward) from '{folder.replace(chr(39), chr(39) * 2)}/trajectories/**/*.parquet' group by all"
         ).fetchall()
-    lazy = pl.scan_parquet(f"{folder}/trajectories/**/*.parquet").group_by("environment").agg(pl.col("reward").mean())
-    assert dict(lazy.collect().rows()) == pytest.approx(dict(expected))
-    frame = pd.read_parquet(f"{folder}/trajectories", columns=["environment", "reward"])
-    assert dict(frame.groupby("environment")["reward"].mean()) == pytest.approx(dict(expected))
+    check_readers(store, dict(expected))
+
+
+def check_readers(store: ObjectStore, expected: dict[str, float]) -> None:
+    files = parquet_files(store)
+    lazy = pl.scan_parquet(files, extra_columns="ignore").group_by("environment").agg(pl.col("reward").mean())
+    assert dict(lazy.collect().rows()) == pytest.approx(expected)
+    frame = pd.read_parquet(files, columns=["environment", "reward"])
+    assert dict(frame.groupby("environment")["reward"].mean()) == pytest.approx(expected)
 
 
 def test_an_empty_shard_is_no_obstacle(tmp_path) -> None:

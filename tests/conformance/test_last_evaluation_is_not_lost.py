@@ -58,7 +58,7 @@ def test_last_evaluation_is_not_lost(tmp_path: Path, cache: Path) -> None:
             assert time.monotonic() < deadline, "no evaluation in time"
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)  # the first version has its row, the last one none yet, most often
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
         closing = start(tmp_path, cache)
         output, _ = closing.communicate(timeout=200)

@@ -18,9 +18,9 @@ from tunix_core.types import Trajectory, Turn
 def trajectories() -> list[Trajectory]:
     """Two turns, one turn, two turns; between the two a tool's answer."""
     return [
-        with_two_turns(make_trajectory("g/0", length=14), 0.5, 1.0),
-        make_trajectory("g/1", length=9),
-        with_two_turns(make_trajectory("g/2", length=12), -1.0, 2.0),
+        with_two_turns(make_trajectory("g/0", length=14, group_size=3), 0.5, 1.0),
+        make_trajectory("g/1", length=9, group_size=3),
+        with_two_turns(make_trajectory("g/2", length=12, group_size=3), -1.0, 2.0),
     ]
 
 
@@ -56,14 +56,14 @@ def test_they_are_read_only_where_asked_for() -> None:
     [
         (lambda own: own[:-1], "do not cover"),  # the last turn's tokens are nobody's
         (lambda own: [*own, dataclasses.replace(own[-1], start=own[-1].end - 1, reward=0.0)], "do not cover"),
-        (lambda own: [*own[:-1], dataclasses.replace(own[-1], reward=np.inf)], "not finite"),
+        (lambda own: [*own[:-1], dataclasses.replace(own[-1], reward=1e39)], "not finite"),  # as float32
         (lambda own: [*own, Turn(role="policy", start=2, end=4, reward=1.0)], "without a policy token"),
     ],
 )
 def test_turns_that_cannot_be_trained_on_are_faults(change: Any, reason: str) -> None:
-    sound, other = trajectories()[0], trajectories()[2]
+    sound, another, other = trajectories()
     broken = dataclasses.replace(sound, turns=change(list(sound.turns)))
-    rows = from_shard("s", decode(encode([other, broken, other])), incarnation="a0", with_turns=True)
+    rows = from_shard("s", decode(encode([other, broken, another])), incarnation="a0", with_turns=True)
     assert set(rows.faults) == {1}
     assert reason in rows.faults[1]
     assert from_shard("s", decode(encode([other, broken])), incarnation="a0").faults == {}, "else nobody looks"

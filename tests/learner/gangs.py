@@ -127,7 +127,7 @@ class Gang:
         """With SIGKILL; returns all exit codes, and the seconds until the last survivor had left."""
         killed = time.monotonic()
         self.processes[host].kill()
-        return self.wait(60), time.monotonic() - killed
+        return self.wait(), time.monotonic() - killed
 
     def lines(self, host: int, word: str) -> set[str]:
         """What followed that word in lines of `watched_learner`."""

@@ -47,9 +47,6 @@ def algorithm_of(case: dict[str, Any]) -> AlgorithmConfig:
     return AlgorithmConfig(**{**defaults, **case})
 
 
-"""A third of the time to compile; what is run once need not be fast."""
-
-
 @functools.cache
 def compiled(algorithm: AlgorithmConfig) -> Callable[..., tuple[jax.Array, Any]]:
     """(parameters, reference, batch, denominator) -> loss and gradient."""

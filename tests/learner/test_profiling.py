@@ -30,7 +30,7 @@ def manifest(store: ObjectStore, name: str) -> dict[str, Any]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -24,7 +24,7 @@ def spec(store: ObjectStore) -> Iterator[LaunchSpec]:
 
 def wait_for_end(store: ObjectStore, process: str = "learner") -> process_table.ProcessStatus:
     observer = process_table.ProcessObserver(store, process)
-    assert wait_until(lambda: observer.status().state != "running", 30)
+    assert wait_until(lambda: observer.status().state != "running", 120)
     return observer.status()
 
 

@@ -72,7 +72,7 @@ def test_work_that_was_done_meanwhile_is_not_done_again(
     with pytest.raises(TaskDeferred):
         operator.execute(context(operator))
     observer = process_table.ProcessObserver(store, "learner")
-    assert process_table.wait_until(lambda: observer.status().state == "succeeded", 20)
+    assert process_table.wait_until(lambda: observer.status().state == "succeeded", 120)
     assert operator.execute(context(operator, try_number=2))["process"] == "learner"
 
 
@@ -163,7 +163,7 @@ def test_a_time_out_stops_the_process(
         operator.resume_execution("__fail__", {"error": "Trigger timeout"}, context(operator))
     assert not isinstance(raised.value, TaskDeferralTimeout)
     observer = process_table.ProcessObserver(store, "learner")
-    assert process_table.wait_until(lambda: observer.status().state == "failed", 20)
+    assert process_table.wait_until(lambda: observer.status().state == "failed", 120)
 
 
 def test_the_launched_process_follows_the_runs_configuration(store: ObjectStore, operator: ProcessOperator) -> None:

@@ -35,7 +35,7 @@ class Sandboxes:
             while len(self.pool._idle) < self.pool.config.num_slots or any(slot.broken for slot in self.pool._idle):
                 await asyncio.sleep(0.01)
 
-        self.wait(asyncio.wait_for(idle(), 30.0))
+        self.wait(asyncio.wait_for(idle(), 240.0))
 
     def run(self, source: str, **options: Any) -> SandboxResult:
         return self.wait(self.pool.run(source, **options))

@@ -173,6 +173,27 @@ def test_a_cancelled_call_is_killed_and_its_sandbox_goes_on(sandboxes: Sandboxes
     assert sandboxes.pool.counters.calls["cancelled"] == 2
 
 
+@pytest.mark.parametrize("num_yields", [0, 1, 2, 5])
+def test_a_close_that_is_cancelled_ends_every_sandbox_all_the_same(num_yields: int) -> None:
+    async def scenario() -> None:
+        pool = SandboxPool(SandboxConfig(num_slots=2, limits=QUICK))
+        await pool.start()
+        processes = [slot._process for slot in pool._slots]
+        closing = asyncio.ensure_future(pool.close())
+        for _ in range(1 + num_yields):
+            await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert pool._slots == set()
+        assert all(process is not None and process.poll() is not None for process in processes)
+        await pool.close()
+        with pytest.raises(ConfigError, match="not open"):
+            await pool.run("print(1)")
+
+    asyncio.run(scenario())
+
+
 def test_a_sandbox_that_dies_is_replaced_and_others_do_not_notice(sandboxes: Sandboxes) -> None:
     async def scenario() -> None:
         pool = sandboxes.pool
@@ -346,7 +367,7 @@ def test_no_process_outlives_the_pools(tmp_path: Path, end: str) -> None:
         elif end == "terminate":
             parent.terminate()
         parent.wait(30)
-    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in [*outer, *below]), 10.0)
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in [*outer, *below]), 120.0)
     assert list(tmp_path.iterdir()) == []
 
 

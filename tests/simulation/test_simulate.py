@@ -66,13 +66,25 @@ def patience_seconds(s: Setting) -> float:
     return s.publish_seconds + outage + s.max_throttle_seconds + deaths * (rounds * group + away) + control
 
 
-@settings(max_examples=40, deadline=None)
-@given(setting_space())
-def test_no_setting_stops_the_learner(setting: Setting) -> None:
+def goes_on(setting: Setting) -> None:
     out = simulate(setting)
     assert out.silence_seconds <= patience_seconds(setting) + setting.step_seconds
     assert out.max_staleness <= setting.max_staleness
     assert all(0 <= step.target <= max(0, setting.max_staleness - 1) for step in out.steps)
+
+
+@settings(max_examples=12, deadline=None)
+@given(setting_space())
+def test_no_setting_stops_the_learner(setting: Setting) -> None:
+    goes_on(setting)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@settings(max_examples=400, deadline=None)
+@given(setting_space())
+def test_no_setting_of_many_stops_the_learner(setting: Setting) -> None:
+    goes_on(setting)
 
 
 def published(order: str = "first_in_first_out", **fields: object) -> Outcome:

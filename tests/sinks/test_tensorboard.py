@@ -59,8 +59,9 @@ def test_files_are_uploaded_while_it_goes_on_and_begin_anew_when_large(tmp_path:
     wanted = [(step, float(step)) for step in range(1, 31)]
     for step, value in wanted:
         sink.write(step, {"loss": value})
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while uploaded(store).get("loss", [])[-1:] != [(step, value)]:
+            sink._uploader.check()
             assert time.monotonic() < deadline, "it was not uploaded before the sink was closed"
             time.sleep(0.005)
     sink.close()
@@ -87,7 +88,7 @@ def test_a_failing_store_is_tried_again(tmp_path: Path) -> None:
     failing: Any = FailingStore(store, 3)
     sink = make_sink(failing, tmp_path / "local", upload_seconds=0.01)
     sink.write(1, {"loss": 0.25})
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while failing.num_failures and time.monotonic() < deadline:
         time.sleep(0.01)
     sink.close()

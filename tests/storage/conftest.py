@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.gcs import Emulator, emulated_gcs
+from tests.support.gcs import Emulator
 from tunix_core.storage.store import ObjectStore, open_store
 
 _COUNTER = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def gcs() -> Iterator[Emulator]:
-    with emulated_gcs() as emulator:
-        yield emulator
 
 
 @pytest.fixture(params=["local", "memory", "gs"])

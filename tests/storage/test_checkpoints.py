@@ -108,11 +108,11 @@ def test_deletion_has_two_phases(store: ObjectStore, local_dir: Path, tmp_path: 
     assert checkpoints.clocks() == [30]
     checkpoints.download(10, tmp_path / "slow-reader")  # who chose it before still gets it
     now = max(first.values())
-    assert checkpoints.delete_retired(grace_seconds=60, now=now + 30) == []
-    assert checkpoints.delete_retired(grace_seconds=60, now=now + 61, protected={20}) == [10]
+    assert checkpoints.delete_retired(grace_seconds=60, clock=lambda: now + 30) == []
+    assert checkpoints.delete_retired(grace_seconds=60, clock=lambda: now + 61, protected={20}) == [10]
     assert store.list_after(paths.checkpoint(10)) == []
     assert checkpoints.verify(20) > 0
-    assert checkpoints.delete_retired(grace_seconds=60, now=now + 61) == [20]
+    assert checkpoints.delete_retired(grace_seconds=60, clock=lambda: now + 61) == [20]
     assert checkpoints.clocks() == [30]
     assert checkpoints.retired() == {}
 

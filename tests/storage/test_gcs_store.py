@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gcs import Emulator, FaultyProxy, environment
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.gcs import Emulator, environment
+from tunix_core.console.emulator import emulator_environment
 from tunix_core.errors import ObjectExists, StoreError, VersionConflict
 from tunix_core.storage.store import ObjectStore, open_store
 
@@ -22,32 +24,32 @@ class _Script:
     """Applies the actions to the first uploads (POST); everything else passes."""
 
     def __init__(self) -> None:
-        self.uploads: list[str] = []
-        self.gets: list[str] = []
+        self.uploads: list[Fault] = []
+        self.gets: list[Fault] = []
 
-    def __call__(self, method: str, _path: str) -> str:
+    def __call__(self, method: str, _path: str) -> Fault:
         waiting = self.uploads if method == "POST" else self.gets
         return waiting.pop(0) if waiting else "pass"
 
 
 @pytest.fixture
-def flaky(gcs: Emulator) -> Iterator[tuple[ObjectStore, _Script, FaultyProxy]]:
+def flaky(gcs: Emulator) -> Iterator[tuple[ObjectStore, _Script, FaultProxy]]:
     script = _Script()
-    proxy = FaultyProxy(gcs.url, script)
+    proxy = FaultProxy(gcs.url, script)
     try:
-        with environment(proxy.env):
+        with environment(emulator_environment(proxy.url)):
             yield open_store(f"{gcs.uri}/flaky-{next(_COUNTER)}"), script, proxy
     finally:
         proxy.stop()
 
 
-Flaky = tuple[ObjectStore, _Script, FaultyProxy]
+Flaky = tuple[ObjectStore, _Script, FaultProxy]
 
 
 def test_a_refused_request_is_repeated(flaky: Flaky) -> None:
     store, script, _ = flaky
-    script.uploads[:] = ["fail"]
-    script.gets[:] = ["fail"]
+    script.uploads[:] = ["503"]
+    script.gets[:] = ["503"]
     data = b"x" * (2 * 2**20)  # large bodies are streamed, and a retry must send them whole again
     store.put_if_absent("k", data)
     assert store.get("k") == data
@@ -55,16 +57,16 @@ def test_a_refused_request_is_repeated(flaky: Flaky) -> None:
 
 def test_a_creation_whose_answer_was_lost_is_not_taken_for_a_rival(flaky: Flaky) -> None:
     store, script, proxy = flaky
-    script.uploads[:] = ["lose"]
+    script.uploads[:] = ["lose_503"]
     version = store.put_if_absent("k", b"1")
-    assert [action for method, _, action in proxy.requests if method == "POST"] == ["lose", "pass"]
+    assert [action for method, _, action in proxy.requests if method == "POST"] == ["lose_503", "pass"]
     assert store.get_with_version("k") == (b"1", version)
 
 
 def test_a_swap_whose_answer_was_lost_is_not_taken_for_a_rival(flaky: Flaky) -> None:
     store, script, _ = flaky
     version = store.put_if_absent("k", b"1")
-    script.uploads[:] = ["lose"]
+    script.uploads[:] = ["lose_503"]
     new = store.put_if_version("k", b"2", version)
     assert store.get_with_version("k") == (b"2", new)
     with pytest.raises(VersionConflict):
@@ -74,7 +76,7 @@ def test_a_swap_whose_answer_was_lost_is_not_taken_for_a_rival(flaky: Flaky) -> 
 def test_a_rival_with_equal_bytes_is_a_rival(flaky: Flaky) -> None:
     store, script, _ = flaky
     store.put_if_absent("k", b"1")
-    script.uploads[:] = ["fail"]
+    script.uploads[:] = ["503"]
     with pytest.raises(ObjectExists):
         store.put_if_absent("k", b"1")
 
@@ -90,7 +92,7 @@ def test_a_rival_with_equal_bytes_is_a_rival(flaky: Flaky) -> None:
 )
 def test_a_denied_request_is_a_store_error_at_once(flaky: Flaky, act: Callable[[ObjectStore], object]) -> None:
     store, script, proxy = flaky
-    script.gets[:] = ["deny"]
+    script.gets[:] = ["403"]
     with pytest.raises(StoreError, match="Forbidden"):
         act(store)
     assert len(proxy.requests) == 1

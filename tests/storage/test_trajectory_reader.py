@@ -14,8 +14,9 @@ from tests.support.trajectories import make_group, same_trajectory
 from tunix_core import paths
 from tunix_core.errors import ConfigError, CorruptObject, Fenced, ObjectMissing, StoreError
 from tunix_core.storage import trajectory_reader
+from tunix_core.storage.shard_archive import RowReader, read_row, read_rows
 from tunix_core.storage.store import ObjectStore, open_store
-from tunix_core.storage.trajectory_reader import RowReader, ShardRead, TrajectoryReader, read_row, read_rows
+from tunix_core.storage.trajectory_reader import ShardRead, TrajectoryReader
 from tunix_core.storage.trajectory_writer import TrajectoryWriter
 from tunix_core.storage.writers import announce_hour, fence_incarnation, new_incarnation, read_writer
 from tunix_core.types import RowRef
@@ -45,6 +46,74 @@ def test_every_shard_is_read_once(store: ObjectStore) -> None:
     for name in ("inc0", "inc1", "inc2"):
         assert [read.sequence for read in reads if read.incarnation == name] == [0, 1, 2, 3, 4]
     assert reader.next_sequences() == {"inc0": 5, "inc1": 5, "inc2": 5}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"actor_id": "../../etc"},
+        {"actor_id": "a/b"},
+        {"actor_id": "a" * 101},
+        {"incarnation": "inc1"},  # another's
+        {"hours": [["../../steps", 0]]},
+        {"hours": [["date=2026-11-30/hour=04", -1]]},
+        {"hours": 7},
+        {"created_at": 1e999},
+        {"next_sequence": "many"},
+        b"garbage",
+        b"[" * 100_000,
+        b'{"incarnation": 1}',
+        b"\xff\xfe",
+    ],
+)
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_broken_announcement_costs_its_writer_alone(
+    memory: ObjectStore, change: dict | bytes, is_known: bool
+) -> None:
+    """Whether it is so from the start or becomes so: an alarm, nothing of it is read, and no other key is looked at."""
+    clock = Clock()
+    bad, good = open_writer(memory, clock, "inc0"), open_writer(memory, clock, "inc2")
+    bad.write(make_group(0))
+    good.write(make_group(1))
+    reader = TrajectoryReader(memory, clock=clock)
+    expected = ["inc2"]
+    if is_known:
+        assert len(reader.poll()) == 2
+        bad.write(make_group(2))
+        good.write(make_group(3))
+        clock.now += 3600  # so that announcements are read again
+        expected = ["inc0", "inc2"]  # its shards are where it said that they would be
+    sound = memory.get(paths.writer("inc0"))
+    broken = change if isinstance(change, bytes) else json.dumps({**json.loads(sound), **change}).encode()
+    memory.put(paths.writer("inc0"), broken)
+    reads = drain(reader)
+    assert sorted(read.incarnation for read in reads) == expected
+    (alarm,) = reader.alarms
+    assert alarm.startswith("writers/inc0.json: ")
+    assert len(alarm) < 600
+    memory.put(paths.writer("inc0"), sound)
+    assert [read.incarnation for read in drain(reader)] == ([] if is_known else ["inc0"])
+    assert is_known or reader.alarms == []
+
+
+def test_foreign_objects_among_shards_and_announcements_are_passed_over(memory: ObjectStore) -> None:
+    clock = Clock()
+    writer = open_writer(memory, clock, "inc0")
+    key = writer.write(make_group(0))
+    stem = key.removesuffix("00000000.parquet")
+    for name in (
+        "00000001.parquet.tmp",
+        "1.parquet",
+        "x-00000001.parquet",
+        "0000000\N{ARABIC-INDIC DIGIT TWO}.parquet",
+    ):
+        memory.put(stem + name, b"foreign")
+    memory.put("writers/notes.txt", b"foreign")
+    reader = TrajectoryReader(memory, clock=clock)
+    assert [read.key for read in drain(reader)] == [key]
+    second = writer.write(make_group(1))
+    assert [read.key for read in drain(reader)] == [second]
+    assert reader.alarms == []
 
 
 def test_a_poll_is_bounded_and_fair(memory: ObjectStore) -> None:

@@ -6,6 +6,8 @@ from tests.support.stores import ScriptedStore
 from tests.support.trajectories import make_group, same_trajectory
 from tunix_core import paths
 from tunix_core.errors import ConfigError, DataError, Fenced, StoreError
+from tunix_core.storage import shards
+from tunix_core.storage.shard_checks import ShardLimits
 from tunix_core.storage.shards import decode, is_tombstone
 from tunix_core.storage.store import ObjectStore
 from tunix_core.storage.trajectory_writer import TrajectoryWriter
@@ -205,6 +207,14 @@ def test_bad_shards_are_refused(memory: ObjectStore) -> None:
         writer.write([])
     with pytest.raises(DataError, match="twice"):
         writer.write(make_group(0) * 2)
+    assert memory.list_after("trajectories/") == []
+
+
+def test_a_shard_that_readers_would_refuse_is_not_written(memory: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "LIMITS", ShardLimits(max_rows=3))
+    writer = open_writer(memory)
+    with pytest.raises(DataError, match=r"shard: rows: received 4, accepted at most 3\. Write fewer groups"):
+        writer.write(make_group(0))
     assert memory.list_after("trajectories/") == []
 
 

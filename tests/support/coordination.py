@@ -53,5 +53,5 @@ def on_all(hosts: list[Hosts], call: Callable[[Hosts], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(240)
     return results

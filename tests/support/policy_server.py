@@ -383,7 +383,8 @@ class PolicyServer:
 async def serve(server: PolicyServer, port: int) -> None:
     decoding = asyncio.ensure_future(server.decode_forever())
     while True:
-        runner = web.AppRunner(server.application(), shutdown_timeout=0.0, handler_cancellation=True)
+        # aiohttp takes no time as no limit, and would wait for a connection that came in last and asks for nothing.
+        runner = web.AppRunner(server.application(), shutdown_timeout=0.05, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
         await site.start()

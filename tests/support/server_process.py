@@ -74,13 +74,13 @@ class ServerProcess:
     def faults(self, **faults: Any) -> dict[str, int]:
         """Replace what goes wrong from now on; returns how often each path was asked for so far."""
         request = urllib.request.Request(f"{self.url}/faults", json.dumps(faults).encode(), method="POST")
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             found: dict[str, int] = json.load(response)["seen"]
             return found
 
     def left(self, fault: str) -> Any:
         """What is left of a fault."""
-        with urllib.request.urlopen(f"{self.url}/faults", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.url}/faults", timeout=120) as response:
             return json.load(response).get(fault)
 
     def kill(self) -> None:

@@ -23,6 +23,7 @@ class ScriptedStore:
         self.inner = inner
         self.uri = inner.uri
         self.parallel_requests = inner.parallel_requests
+        self.counts = inner.counts
         self.script: Callable[[str, str], str] = lambda _verb, _key: "pass"
         self.calls: list[tuple[str, str]] = []
 

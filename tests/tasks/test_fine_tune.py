@@ -23,6 +23,7 @@ import tasks.fine_tune
 import tasks.prepare
 import tasks.warm_start
 from tests.pretrained.support import gguf_file
+from tests.support.quick_compiler import QUICK_FLAGS
 from tests.support.run_factory import TINY
 from tests.support.trajectories import make_trajectory
 from tunix_core.distributed.compilation import CACHE_VARIABLE
@@ -319,7 +320,14 @@ def test_reinforcement_learning_starts_from_it(
 
 def environment(**more: str) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "PATH": path, "PYTHONPATH": str(ROOT), **more}
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": QUICK_FLAGS,
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        **more,
+    }
 
 
 def test_two_data_shards_train_as_one_does(tmp_path: Path) -> None:
@@ -328,7 +336,7 @@ def test_two_data_shards_train_as_one_does(tmp_path: Path) -> None:
     assert tasks.fine_tune.main([*command, str(tmp_path / "one")]) == 0
     subprocess.run(
         [sys.executable, "-m", "tasks.fine_tune", *command, str(tmp_path / "two"), "--set", "mesh.data=2"],
-        env=environment(XLA_FLAGS="--xla_force_host_platform_device_count=2"),
+        env=environment(XLA_FLAGS=f"--xla_force_host_platform_device_count=2 {QUICK_FLAGS}"),
         check=True,
         timeout=200,
     )
@@ -351,7 +359,7 @@ def test_a_signal_stops_it_before_anything_is_published(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == EXIT_INTERRUPTED
+        assert process.wait(timeout=200) == EXIT_INTERRUPTED
     finally:
         process.kill()
         process.wait()

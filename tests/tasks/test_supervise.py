@@ -51,7 +51,7 @@ def start(store: ObjectStore) -> Iterator[Callable[..., subprocess.Popen[bytes]]
     for supervisor in started:
         if supervisor.poll() is None:
             supervisor.kill()
-        supervisor.communicate(timeout=10)
+        supervisor.communicate(timeout=120)
 
 
 def life(store: ObjectStore, name: str = "worker", number: int = 1) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def life(store: ObjectStore, name: str = "worker", number: int = 1) -> dict[str,
         except ObjectMissing:
             return False
 
-    assert wait_until(there, 20)
+    assert wait_until(there, 120)
     return read_json(store, f"scripted/{name}-lives.json")
 
 
@@ -95,7 +95,7 @@ def test_a_killed_supervisor_leaves_no_child(store, start) -> None:
     child = life(store)["pid"]
     supervisor.kill()
     supervisor.wait()
-    assert wait_until(lambda: pid_start(child) is None, 5)
+    assert wait_until(lambda: pid_start(child) is None, 120)
     assert process_table.ProcessObserver(store, "worker").status().state == "lost"
 
 

@@ -11,9 +11,7 @@ from typing import Any
 
 from tunix_core.actor.episodes import EpisodeFailed
 from tunix_core.environments import Observation, StepResult
-
-CUT = " [cut]"
-"""Ends an answer of which more was there."""
+from tunix_core.tools.text import cut
 
 MAX_COMPONENTS = 64
 MAX_TOOL_CALLS = 256
@@ -70,15 +68,6 @@ def answer(value: Any, max_bytes: int) -> tuple[StepResult, bool]:
         raise _invalid("step", f"reward {reward} and {len(components)} components", accepted)
     text, was_cut = cut(value.text, max_bytes)
     return value._replace(text=text, reward=reward, components=components, tool_calls=calls), was_cut
-
-
-def cut(text: str, max_bytes: int) -> tuple[str, bool]:
-    """At most `max_bytes` of UTF-8, ending in `CUT` where something is missing; and whether it does."""
-    # A character is at least one byte, so what is encoded is never more than four times the limit.
-    data = text[: max_bytes + 1].encode("utf-8", errors="replace")
-    if len(data) <= max_bytes:
-        return data.decode(), False
-    return data[: max_bytes - len(CUT)].decode("utf-8", errors="ignore") + CUT, True
 
 
 def _are_texts(*values: Any) -> bool:

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tunix_core import paths
 from tunix_core.actor.engines import WeightLoader
 from tunix_core.actor.groups import Group
 from tunix_core.config import RunConfig
 from tunix_core.errors import ObjectMissing, StoreError
 from tunix_core.rl.pacing import share
 from tunix_core.storage.control import LearnerSignal, read_learner_signal, read_stop, write_heartbeat
+from tunix_core.storage.leases import leased
 from tunix_core.storage.metrics_files import MetricFiles
 from tunix_core.storage.policies import PolicyStore
 from tunix_core.storage.store import ObjectStore
@@ -148,7 +150,8 @@ class Poller:
         current = self._policies.current()
         if current is not None and current.version > self._loaded_version:
             try:
-                weights = self._loader.load(current.version)
+                with leased(self._store, [paths.policy(current.version)], reader=self._process):
+                    weights = self._loader.load(current.version)
             except ObjectMissing:
                 return  # retired between pointer and read: the pointer has moved on
             with self._weights_lock:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from tunix_core import paths
-from tunix_core.errors import DataError
-from tunix_core.storage.shards import ShardRows, decode
+from tunix_core.storage.shard_archive import ShardArchive
+from tunix_core.storage.shards import ShardRows
 from tunix_core.storage.store import ObjectStore
 from tunix_core.types import Trajectory
 from tunix_core.validation import require
@@ -93,30 +93,21 @@ def select(
     Args:
         refused: told of each shard and row that cannot be read.
     """
-    keys = [key for key in store.list_after(paths.TRAJECTORIES) if _may_hold(selection, key)]
-    for key, rows in readable(store, sorted(keys, reverse=newest_first), refused):
+    archive = ShardArchive(store)
+    keys = archive.keys(chosen=lambda hour: _may_hold(selection, hour))
+    for shard in archive.read(sorted(keys, reverse=newest_first)):
+        key, rows = shard.key, shard.rows
+        if rows is None:
+            refused(f"{key}: {shard.fault}")
+            continue
         for row, reason in sorted(rows.faults.items()):
             refused(f"{key} row {row}: {reason}")
         for row in np.flatnonzero(selection.matches(rows)).tolist():
             yield Found(key, row, rows.trajectory(row))
 
 
-def readable(
-    store: ObjectStore, keys: Iterable[str], refused: Callable[[str], None] = lambda _reason: None
-) -> Iterator[tuple[str, ShardRows]]:
-    """Those of the shards that can be decoded, one in memory at a time; `refused` is told of the others."""
-    for key in keys:
-        try:
-            rows = decode(store.get(key))
-        except DataError as error:
-            refused(f"{key}: {error}")
-            continue
-        yield key, rows
-
-
-def _may_hold(selection: Selection, key: str) -> bool:
-    """By the hour in its name. Rows are created before their shard, at most a day; clocks differ by less than an hour."""
-    partition = paths.parse_shard(key).hour
+def _may_hold(selection: Selection, hour: str) -> bool:
+    """By the hour that it was written in. Rows are created before their shard, at most a day; clocks differ by less than an hour."""
     bounds = selection.since - 3600, selection.until + 24 * 3600
     since, until = (paths.hour_partition(max(0.0, at)) if math.isfinite(at) else "" for at in bounds)
-    return (not since or partition >= since) and (not until or partition <= until)
+    return (not since or hour >= since) and (not until or hour <= until)

@@ -14,7 +14,8 @@ import pyarrow as pa
 from tunix_core import paths
 from tunix_core.errors import ConfigError
 from tunix_core.storage.quarantine import read_quarantine
-from tunix_core.storage.shards import SCHEMA
+from tunix_core.storage.shard_archive import ShardArchive
+from tunix_core.storage.shard_schema import SCHEMA
 from tunix_core.storage.step_records import read_steps
 from tunix_core.storage.store import ObjectStore
 from tunix_core.validation import require_package
@@ -66,6 +67,13 @@ def connect(store: ObjectStore) -> Any:
     return connection
 
 
+def parquet_files(store: ObjectStore) -> list[str]:
+    """The Parquet files that hold every trajectory of a run once, by URI; those of compacted hours have two columns more, and
+    come last."""
+    sources, files = ShardArchive(store).objects()
+    return [f"{store.uri}/{key}".removeprefix("file://") for key in (*sources, *files)]
+
+
 def query(store: ObjectStore, sql: str) -> pa.Table:
     """The answer to one SQL statement over the views.
 
@@ -102,7 +110,7 @@ def _root(store: ObjectStore, connection: Any) -> str:
     if store.uri.startswith("gs://"):
         import fsspec
 
-        from tunix_core.storage.gcs_store import connection_options
+        from tunix_core.storage.gcs_client import connection_options
 
         connection.register_filesystem(fsspec.filesystem("gcs", **connection_options()))
         return store.uri.replace("gs://", "gcs://", 1) + "/"
@@ -115,8 +123,9 @@ def _trajectories(store: ObjectStore, connection: Any, root: str) -> None:
     entries = read_quarantine(store)
     refused = {entry.shard for entry in entries if entry.reason}
     rows = {(entry.shard, row) for entry in entries for row in entry.rows}
-    keys = [key for key in store.list_after(paths.TRAJECTORIES) if key.endswith(".parquet") and key not in refused]
-    if not keys:
+    sources, files = ShardArchive(store).objects()
+    keys = [key for key in sources if key not in refused]
+    if not keys and not files:
         connection.register("no_trajectories", SCHEMA.empty_table())
         connection.execute("create view trajectories as select *, '' as shard, 0 as row from no_trajectories")
         return
@@ -124,13 +133,19 @@ def _trajectories(store: ObjectStore, connection: Any, root: str) -> None:
         {"shard": [shard for shard, _ in rows], "row": [row for _, row in rows]}, schema=CONSUMED.remove(3).remove(2)
     )
     connection.register("refused_rows", faulty)
+    selects = []
+    if keys:
+        selects.append(
+            f"""select * exclude (filename, file_row_number), {_SHARD} as shard, file_row_number as row
+            from read_parquet({_texts(root + key for key in keys)}, filename = true, file_row_number = true,
+                              hive_partitioning = true)"""
+        )
+    if files:  # of several shards each; their rows say where they came from
+        selects.append(f"select * from read_parquet({_texts(root + key for key in files)}, hive_partitioning = true)")
+    # Without refused rows no query has to work out which shard a row is of.
+    without = "anti join refused_rows as r on r.shard = t.shard and r.row = t.row" if rows else ""
     connection.execute(
-        f"""create view trajectories as
-        select * exclude (filename, file_row_number), {_SHARD} as shard, file_row_number as row
-        from read_parquet({_texts(root + key for key in keys)}, filename = true, file_row_number = true,
-                          hive_partitioning = true)
-        anti join refused_rows on refused_rows.shard = {_SHARD}
-            and refused_rows.row = file_row_number"""
+        f"create view trajectories as select * from ({' union all by name '.join(selects)}) as t {without}"
     )
 
 

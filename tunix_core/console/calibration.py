@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tunix_core import paths
-from tunix_core.archive.selection import readable
 from tunix_core.config import RunConfig
 from tunix_core.console.report import step_rows
 from tunix_core.errors import ConfigError
 from tunix_core.simulation.durations import Draw, empirical
 from tunix_core.storage.metrics_files import read_metrics
+from tunix_core.storage.shard_archive import ShardArchive
 from tunix_core.storage.store import ObjectStore
 
 
@@ -103,7 +102,11 @@ def _groups(store: ObjectStore) -> _Groups:
     ends: dict[str, float] = defaultdict(float)
     tokens: dict[str, float] = defaultdict(float)
     actors: dict[str, str] = {}
-    for _, rows in readable(store, store.list_after(paths.TRAJECTORIES)):
+    archive = ShardArchive(store)
+    for shard in archive.read(archive.keys()):
+        rows = shard.rows
+        if rows is None:
+            continue
         created, played = (rows.column(name) for name in ("created_at", "generation_seconds"))
         waited, lengths = (rows.column(name) for name in ("environment_seconds", "num_tokens"))
         actor = rows.column("incarnation").tolist()

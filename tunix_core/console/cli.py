@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tunix_core import paths
+from tunix_core.archive.views import parquet_files
 from tunix_core.config_loading import parse_overrides
 from tunix_core.console import simulation, trajectories
 from tunix_core.console.environment import show_environment
@@ -104,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     trace = command("profile", "asks the learner for a jax.profiler trace of its next steps")
     trace.add_argument("--steps", type=int, default=3, help="how many (%(default)s)")
     trace.add_argument("--id", help="names the trace; each name is traced once (default: the time)")
+    command("files", "the Parquet files that hold every trajectory once")
+    compact = command("compact", "which hours' shards can become few files; --apply does it")
+    compact.add_argument("--apply", action="store_true", help="shards go once retention.grace_seconds are over")
     replay = command("replay", "executes a step again and compares its weights, to the bit")
     replay.add_argument("--step", type=int, required=True, help="the clock after the step, from 1")
     export = command("export-model", "a policy version as a Hugging Face folder, adapters merged")
@@ -151,6 +155,10 @@ def main(argv: list[str] | None = None) -> int:
             status(store, console)
         elif arguments.command == "evaluate":
             return _task("evaluate", "--run", arguments.run, "held-out", "--version", arguments.version)
+        elif arguments.command == "files":
+            sys.stdout.writelines(f"{file}\n" for file in parquet_files(store))
+        elif arguments.command == "compact":
+            return _task("compact", "--run", arguments.run, *(["--apply"] if arguments.apply else []))
         elif arguments.command == "replay":
             return _task("replay", "--run", arguments.run, "--step", str(arguments.step))
         elif arguments.command == "export-model":

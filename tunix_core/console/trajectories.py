@@ -218,7 +218,7 @@ def bring_trajectories(store: ObjectStore, console: Console, source: str) -> Non
         raise ConfigError(
             "--from", source, "an existing .jsonl file or a folder with data/*.parquet", "Check the path."
         )
-    imported = import_trajectories(store, read_jsonl(path) if path.suffix == ".jsonl" else read_dataset(path))
+    imported = import_trajectories(store, lambda: read_jsonl(path) if path.suffix == ".jsonl" else read_dataset(path))
     console.print(
         f"{imported.num_trajectories} trajectories in {imported.num_shards} shards, written by incarnation {imported.incarnation}"
     )

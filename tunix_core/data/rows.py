@@ -10,9 +10,9 @@ import numpy as np
 from tunix_core import paths
 from tunix_core.data import turns
 from tunix_core.data.turns import PolicyTurns
+from tunix_core.storage.shard_archive import RowReader
 from tunix_core.storage.shards import ShardRows, content_hash
 from tunix_core.storage.store import ObjectStore
-from tunix_core.storage.trajectory_reader import RowReader
 from tunix_core.types import RowRef, Trajectory
 
 SUCCESS_COMPONENT = "answer"
@@ -108,6 +108,8 @@ def from_shard(shard: str, rows: ShardRows, *, incarnation: str, with_turns: boo
         found = turns.of_shard(rows)
         faults = turns.find_faults(found, loss_mask, offsets) | faults
     answers, rewards = rows.component(SUCCESS_COMPONENT), rows.column("reward")
+    with np.errstate(over="ignore"):  # such rows are faults
+        narrow = {name: rows.column(name).astype(np.float32) for name in ("reward", "temperature")}
     return Rows(
         shard=shard,
         incarnation=incarnation,
@@ -124,8 +126,8 @@ def from_shard(shard: str, rows: ShardRows, *, incarnation: str, with_turns: boo
         behavior_logprobs=_aligned(rows, "behavior_logprobs", offsets),
         version_min=rows.column("policy_version_min").astype(np.int64),
         version_max=rows.column("policy_version_max").astype(np.int64),
-        temperature=rows.column("temperature").astype(np.float32),
-        rewards=rewards.astype(np.float32),
+        temperature=narrow["temperature"],
+        rewards=narrow["reward"],
         successes=(np.where(np.isnan(answers), rewards, answers) >= 1.0).astype(np.float32),
         faults=faults,
         turns=found,

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tunix_core import paths
 from tunix_core.errors import ConfigError, CorruptObject
-from tunix_core.storage.shards import decode
+from tunix_core.storage.shard_archive import ArchivedShard, ShardArchive, as_read
 from tunix_core.storage.store import ObjectStore
 
 
@@ -28,11 +27,8 @@ class Successes:
     """Of the shards, in order."""
 
 
-def read_successes(shards: Iterable[tuple[str, bytes]], *, min_reward: float, vocab_size: int) -> Successes:
+def read_successes(shards: Iterable[ArchivedShard], *, min_reward: float) -> Successes:
     """Training trajectories with a reward of at least `min_reward`.
-
-    Args:
-        shards: name and bytes of each.
 
     Raises:
         CorruptObject: one is no shard.
@@ -40,12 +36,10 @@ def read_successes(shards: Iterable[tuple[str, bytes]], *, min_reward: float, vo
     rows = []
     left_out: collections.Counter[str] = collections.Counter(faulty=0, held_out=0, low_reward=0)
     digest = hashlib.sha256()
-    for name, data in shards:
-        digest.update(hashlib.sha256(data).digest())
-        try:
-            shard = decode(data, vocab_size=vocab_size)
-        except CorruptObject as error:
-            raise CorruptObject(f"{name}: {error}") from error
+    for key, sha256, _, shard, fault in shards:
+        digest.update(bytes.fromhex(sha256))
+        if shard is None:
+            raise CorruptObject(f"{key}: {fault}")
         rewards, splits = shard.column("reward"), shard.column("split")
         for row in range(shard.num_rows):
             if row in shard.faults:
@@ -60,13 +54,14 @@ def read_successes(shards: Iterable[tuple[str, bytes]], *, min_reward: float, vo
     return Successes(rows=rows, left_out=dict(left_out), sha256=digest.hexdigest())
 
 
-def shards_of_file(path: Path) -> Iterable[tuple[str, bytes]]:
+def shards_of_file(path: Path, *, vocab_size: int) -> Iterable[ArchivedShard]:
     """A shard on its own; raises ConfigError where there is none."""
     if not path.is_file():
         raise ConfigError("--data", str(path), "an existing file", "Check the path.")
-    return [(str(path), path.read_bytes())]
+    return [as_read(str(path), path.read_bytes(), vocab_size=vocab_size)]
 
 
-def shards_of_run(store: ObjectStore) -> Iterable[tuple[str, bytes]]:
+def shards_of_run(store: ObjectStore, *, vocab_size: int) -> Iterable[ArchivedShard]:
     """Those of a run, in order."""
-    return ((key, store.get(key)) for key in store.list_after(paths.TRAJECTORIES))
+    archive = ShardArchive(store)
+    return archive.read(archive.keys(), vocab_size=vocab_size)

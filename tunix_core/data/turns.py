@@ -50,11 +50,10 @@ def of_shard(rows: ShardRows) -> PolicyTurns:
     start, end, rewards = (rows.turn_column(name)[1][chosen] for name in ("start", "end", "reward"))
     kept = np.r_[0, np.cumsum(chosen)][offsets]
     inside = slice(kept[0], kept[-1])
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes a fault
+        paid = rewards[inside].astype(np.float32)
     return PolicyTurns(
-        (kept - kept[0]).astype(np.int64),
-        start[inside].astype(np.int32),
-        end[inside].astype(np.int32),
-        rewards[inside].astype(np.float32),
+        (kept - kept[0]).astype(np.int64), start[inside].astype(np.int32), end[inside].astype(np.int32), paid
     )
 
 

@@ -2,7 +2,7 @@
 
 A checkpoint counts only once every file of it was read back against its SHA-256. Retired are those
 older than the `keep` newest verified ones, and broken ones as soon as a newer verified one exists.
-Step records and shards stay in this release, so any retained checkpoint can be replayed from.
+Step records stay, and shards in one form or the other, so any retained checkpoint can be replayed from.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunix_core.config import RunConfig
+from tunix_core.data.retention import Retention
 from tunix_core.data.rounds import run_rounds
 from tunix_core.errors import CorruptObject, ObjectMissing
 from tunix_core.metrics import MetricRecorder
@@ -87,13 +88,31 @@ def tend_until_stopped(
 ) -> None:
     """The whole process: rounds until the run ends, one of them after its end."""
     upkeep = Upkeep(store, config, process=process)
+    retention = Retention(store, config.retention, owner=f"{process}-{incarnation}")
+    problem, due = "", 0.0
+
+    def tend() -> None:
+        nonlocal problem, due
+        upkeep.tend()
+        if time.monotonic() < due:
+            return
+        due = time.monotonic() + config.retention.interval_seconds
+        try:
+            retention.tend()
+            found = ""
+        except CorruptObject as error:  # nothing was let go because of it; the run goes on
+            found = str(error)
+        if found and found != problem:
+            log(f"retention: {found}")
+        problem = found
+
     run_rounds(
         store,
-        upkeep.tend,
+        tend,
         interval_seconds=config.checkpoint.verify_interval_seconds,
         process=process,
         metrics=MetricFiles(store, upkeep.recorder, incarnation=incarnation),
-        progress=lambda: upkeep.progress(incarnation),
+        progress=lambda: {**upkeep.progress(incarnation), **retention.progress(), "retention_problem": problem},
         interrupted=interrupted,
     )
     log(f"retained checkpoints {upkeep.retained}")

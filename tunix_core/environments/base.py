@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.errors import ConfigError, EnvironmentFailure
 from tunix_core.tokenizer import Framing, Tokenizer
+from tunix_core.types import SPLITS
 
 Instance = TypeVar("Instance")
 
-SPLITS = ("train", "held_out")
 _HELD_OUT_ONE_IN = 8
 MAX_DRAWS = 256
 """For `draw_instance`. A held-out instance comes after 8 draws on average, so only a task with too few instances needs

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tunix_core import paths
-from tunix_core.errors import CorruptObject, DataError
+from tunix_core.errors import CorruptObject
 from tunix_core.evaluation.trajectories import successes
-from tunix_core.storage.shards import ShardRows, decode
+from tunix_core.storage.shard_archive import ShardArchive
+from tunix_core.storage.shards import ShardRows
 from tunix_core.storage.step_records import read_steps
-from tunix_core.storage.store import ObjectStore, map_requests
+from tunix_core.storage.store import ObjectStore
 from tunix_core.types import LEDGER_CLASSES
 
 _SHARDS_AT_A_TIME = 64
@@ -134,17 +134,16 @@ def _read_shards(
 ) -> tuple[_Totals, dict[tuple[str, int], _Row]]:
     """Totals over all shards, and the rows that steps consumed."""
     totals, rows = _Totals(), {}
-    shards = [key for key in store.list_after(paths.TRAJECTORIES) if key.endswith(".parquet")]
-    for start in range(0, len(shards), _SHARDS_AT_A_TIME):
-        block = shards[start : start + _SHARDS_AT_A_TIME]
-        for key, data in zip(block, map_requests(store, store.get, block), strict=True):
-            try:
-                decoded = decode(data)
-            except DataError as error:
-                totals.unreadable[key] = str(error)
-                continue
-            _add_totals(totals, decoded)
-            rows.update({(key, row): value for row, value in _rows(decoded, wanted.get(key, ())).items()})
+    archive = ShardArchive(store)
+    keys = archive.keys()
+    totals.unreadable.update(dict.fromkeys(archive.strays, "not a shard's name"))
+    for shard in archive.read(keys):
+        if shard.rows is None:
+            totals.unreadable[shard.key] = shard.fault
+            continue
+        _add_totals(totals, shard.rows)
+        found = _rows(shard.rows, wanted.get(shard.key, ()))
+        rows.update({(shard.key, row): value for row, value in found.items()})
     return totals, rows
 
 

@@ -28,10 +28,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tunix_core import paths
-from tunix_core.errors import ConfigError, CorruptObject, DataError, ObjectExists
+from tunix_core.errors import ConfigError, CorruptObject, ObjectExists
 from tunix_core.evaluation.digest import evaluator_name, input_digest
-from tunix_core.storage.shards import ShardRows, decode
-from tunix_core.storage.store import ObjectStore, from_json, map_requests, to_json
+from tunix_core.storage.shard_archive import ShardArchive
+from tunix_core.storage.shards import ShardRows
+from tunix_core.storage.store import ObjectStore, from_json, to_json
 from tunix_core.types import TRUNCATIONS
 
 NAME = "trajectories"
@@ -232,12 +233,13 @@ def evaluate_hour(store: ObjectStore, partition: str, *, clock: Callable[[], flo
     Raises:
         StoreError: the store failed; nothing partial is visible, try again.
     """
-    shards = store.list_after(f"{paths.TRAJECTORIES}{partition}/")
+    archive = ShardArchive(store)
+    shards = archive.keys(partition)
     digest = input_digest(shards)
     folder = paths.evaluation(NAME, evaluator(), partition, digest)
     if store.exists(folder + paths.MANIFEST):
         return _read(store, partition, folder)
-    counts, skipped, num_skipped_rows = _count(store, shards)
+    counts, skipped, num_skipped_rows = _count(archive, shards)
     table = counts.table()
     manifest: dict[str, Any] = {
         "partition": partition,
@@ -258,16 +260,14 @@ def evaluate_hour(store: ObjectStore, partition: str, *, clock: Callable[[], flo
     return dataclasses.replace(_read(store, partition, folder), written=True)
 
 
-def _count(store: ObjectStore, shards: Sequence[str]) -> tuple[_Counts, dict[str, str], int]:
-    counts, skipped, num_skipped_rows = _Counts(), {}, 0
-    for start in range(0, len(shards), _SHARDS_AT_A_TIME):
-        block = shards[start : start + _SHARDS_AT_A_TIME]
-        for key, data in zip(block, map_requests(store, store.get, block), strict=True):
-            try:
-                paths.parse_shard(key)
-                num_skipped_rows += counts.add(decode(data))
-            except DataError as error:
-                skipped[key] = str(error)
+def _count(archive: ShardArchive, shards: Sequence[str]) -> tuple[_Counts, dict[str, str], int]:
+    counts, num_skipped_rows = _Counts(), 0
+    skipped = dict.fromkeys(archive.strays, "not a shard's name")
+    for shard in archive.read(shards):
+        if shard.rows is None:
+            skipped[shard.key] = shard.fault
+        else:
+            num_skipped_rows += counts.add(shard.rows)
     return counts, skipped, num_skipped_rows
 
 

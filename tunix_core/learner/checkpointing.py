@@ -29,11 +29,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from tunix_core import paths
 from tunix_core.data.ledger import Ledger
 from tunix_core.distributed.hosts import ALONE, Hosts
 from tunix_core.errors import CorruptObject, ObjectMissing
 from tunix_core.storage import multifile
 from tunix_core.storage.checkpoints import CheckpointStore
+from tunix_core.storage.leases import leased
 from tunix_core.storage.parts import Part, Parts, Tensors, to_write
 from tunix_core.storage.store import ObjectStore
 from tunix_core.threads import with_retries
@@ -222,10 +224,11 @@ def load_newest(
     for clock in reversed(hosts.lead("restore", None, lambda _: [c for c in checkpoints.clocks() if c < before])):
         loaded, error = None, ""
         try:
-            loaded = load(store, clock)
-            # What is read later, and perhaps by others, is looked at before anyone builds on it.
-            if not all(isinstance(tensor, np.ndarray) for tensor in loaded.state.values()):
-                checkpoints.verify(clock, chosen=lambda place: place % hosts.num_hosts == hosts.index)
+            with leased(store, [paths.checkpoint(clock)], reader=f"restore-{hosts.index}"):
+                loaded = load(store, clock)
+                # What is read later, and perhaps by others, is looked at before anyone builds on it.
+                if not all(isinstance(tensor, np.ndarray) for tensor in loaded.state.values()):
+                    checkpoints.verify(clock, chosen=lambda place: place % hosts.num_hosts == hosts.index)
         except (CorruptObject, ObjectMissing) as caught:
             error = str(caught)
         errors = [found for found in hosts.gather("restore", error) if found]

@@ -80,7 +80,7 @@ class SandboxPool:
         self._cgroups: CgroupParent | None = None
         self._without_cgroup = "memory cgroups are off"
         self._started = False
-        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._num_started = 0
 
@@ -314,11 +314,21 @@ class SandboxPool:
             if call is exchange.checker:
                 exchange.end()
 
+    @property
+    def _closed(self) -> bool:
+        return self._closing is not None
+
     async def close(self) -> None:
-        """Kill what runs and end every sandbox."""
-        if self._closed:
-            return
-        self._closed = True
+        """Kill what runs and end every sandbox. Who is cancelled meanwhile, or calls again, waits for that all the same."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        try:
+            await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([self._closing])  # a moment: nothing of it waits for a program
+            raise
+
+    async def _close(self) -> None:
         self._wake(everyone=True)
         self._idle.clear()
         await asyncio.gather(*(self._end(slot) for slot in list(self._slots)))

@@ -2,7 +2,7 @@
 
 Deletion has two phases: `retire` marks it and takes it out of `clocks()`; `delete_retired` removes what
 was marked long enough ago, after looking again that nothing protects it. A reader that chose a checkpoint
-just before it was retired has the grace to finish.
+just before it was retired has the grace to finish, and holds it longer by a lease.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from tunix_core import paths
 from tunix_core.errors import CorruptObject, DataError, ObjectExists
-from tunix_core.storage import multifile
-from tunix_core.storage.store import ObjectStore, read_json_or_none, write_json_if_absent
+from tunix_core.storage import multifile, retirement
+from tunix_core.storage.store import ObjectStore
 
 
 class CheckpointStore:
@@ -126,39 +126,33 @@ class CheckpointStore:
 
     def retire(self, clock: int, *, reason: str) -> None:
         """First half of deletion; fine to repeat (the first mark's time counts)."""
-        mark = {"clock": clock, "reason": reason, "retired_at": time.time()}
-        try:
-            write_json_if_absent(self._store, paths.checkpoint(clock) + paths.RETIRED, mark)
-        except ObjectExists:
-            return
+        retirement.retire(self._store, paths.checkpoint(clock), reason=reason)
 
     def retired(self) -> dict[int, float]:
         """Clock -> when it was retired (seconds since the epoch), for those not deleted yet."""
-        found: dict[int, float] = {}
-        for key in self._store.list_after(paths.CHECKPOINTS):
-            if key.endswith("/" + paths.RETIRED):
-                mark = read_json_or_none(self._store, key)
-                if mark is not None:
-                    found[paths.version_of(key)] = float(mark["retired_at"])
-        return found
+        found = retirement.retired(self._store, paths.CHECKPOINTS)
+        return {paths.version_of(folder): marked for folder, marked in found.items()}
 
     def delete_retired(
-        self, *, grace_seconds: float, protected: Collection[int] = (), now: float | None = None
+        self, *, grace_seconds: float, protected: Collection[int] = (), clock: Callable[[], float] = time.time
     ) -> list[int]:
         """Second half: delete what was retired at least `grace_seconds` ago; returns the clocks deleted.
 
         Args:
-            protected: clocks that something refers to by now; kept, whatever their mark says.
+            protected: clocks that something refers to by now; kept, whatever their mark says, as those are that are leased.
 
         Where no unretired complete checkpoint exists, nothing is deleted: the last way back stays.
         """
-        moment = time.time() if now is None else now
-        due = [c for c, marked in self.retired().items() if moment - marked >= grace_seconds and c not in protected]
-        if not due or not self.clocks():
+        if not self.clocks():
             return []
-        for clock in sorted(due):
-            multifile.delete_object(self._store, paths.checkpoint(clock))
-        return sorted(due)
+        folders = retirement.delete_retired(
+            self._store,
+            paths.CHECKPOINTS,
+            grace_seconds=grace_seconds,
+            protected={paths.checkpoint(clock) for clock in protected},
+            clock=clock,
+        )
+        return [paths.version_of(folder) for folder in folders]
 
 
 def _local_files(root: Path) -> Iterator[tuple[str, bytes]]:

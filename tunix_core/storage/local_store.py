@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from tunix_core.errors import ConfigError, ObjectExists, ObjectMissing, StoreError, VersionConflict
+from tunix_core.storage.attempts import RequestCounts, counted
 from tunix_core.storage.store import Version, check_key, check_prefix
 
 _NUM_LOCKS = 256
@@ -43,12 +44,14 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.uri = f"file://{root}"
+        self.counts = RequestCounts()
         self._temporary = root / ".tmp"
         self._locks = root / ".locks"
         self._prepared = False
 
     # --- the four exact verbs ---
 
+    @counted
     def put_if_absent(self, key: str, data: bytes) -> Version:
         target = self._path(key)
         with self._errors(key), self._temporary_file(data, sync=True) as (temporary, version):
@@ -60,9 +63,11 @@ class LocalStore:
             _sync_folder(target.parent)
             return version
 
+    @counted
     def get_with_version(self, key: str) -> tuple[bytes, Version]:
         return self._read(key, lambda file: (file.read(), _version(os.fstat(file.fileno()))))
 
+    @counted
     def put_if_version(self, key: str, data: bytes, version: Version) -> Version:
         target = self._path(key)
         with self._errors(key), self._locked(key):
@@ -76,6 +81,7 @@ class LocalStore:
                 _sync_folder(target.parent)
             return new
 
+    @counted
     def list_after(self, prefix: str, after: str = "") -> list[str]:
         check_prefix(prefix)
         folder = prefix.rpartition("/")[0]
@@ -86,9 +92,11 @@ class LocalStore:
 
     # --- the plain ones ---
 
+    @counted
     def get(self, key: str) -> bytes:
-        return self.get_with_version(key)[0]
+        return self._read(key, lambda file: file.read())
 
+    @counted
     def get_range(self, key: str, start: int, stop: int) -> bytes:
         def read(file: BinaryIO) -> bytes:
             file.seek(start)
@@ -96,6 +104,7 @@ class LocalStore:
 
         return self._read(key, read)
 
+    @counted
     def put(self, key: str, data: bytes) -> None:
         target = self._path(key)
         with self._errors(key), self._locked(key):
@@ -104,10 +113,12 @@ class LocalStore:
                 self._make_folder(target.parent)
                 os.replace(temporary, target)
 
+    @counted
     def exists(self, key: str) -> bool:
         with self._errors(key):
             return self._stat(self._path(key)) is not None
 
+    @counted
     def delete(self, key: str) -> None:
         target = self._path(key)
         if not target.exists():

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from tunix_core.errors import ConfigError, CorruptObject, DataError, ObjectExists, ObjectMissing, VersionConflict
+from tunix_core.storage.attempts import RequestCounts
 
 Version = str
 """Opaque; changes with every write of an object, also one that writes the same bytes."""
@@ -40,6 +41,8 @@ class ObjectStore(Protocol):
     uri: str
     parallel_requests: int
     """How many requests at a time pay off: 1 where a request costs no round trip."""
+    counts: RequestCounts
+    """What was sent to it so far."""
 
     def put_if_absent(self, key: str, data: bytes) -> Version:
         """Create the object, whole and durable.

@@ -14,8 +14,9 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunix_core import paths
@@ -23,7 +24,6 @@ from tunix_core.errors import ConfigError, CorruptObject, ObjectMissing
 from tunix_core.storage.shards import ShardRows, decode
 from tunix_core.storage.store import ObjectStore, map_requests
 from tunix_core.storage.writers import WriterRecord, incarnation_milliseconds, read_writer
-from tunix_core.types import RowRef, Trajectory
 
 _STATE_FORMAT = 1
 _CLOCK_SKEW_SECONDS = 120.0
@@ -128,9 +128,9 @@ class TrajectoryReader:
         """
         cursors = copy.deepcopy(self._cursors)
         alarms = dict(self._alarms)
-        self._discover(cursors)
+        self._discover(cursors, alarms)
         live = sorted(name for name, cursor in cursors.items() if not cursor.closed)
-        found = map_requests(self._store, lambda name: self._find(name, cursors[name]), live)
+        found = map_requests(self._store, lambda name: self._find_or_wait(name, cursors[name]), live)
         queues: list[collections.deque[paths.ShardName]] = []
         passed = {name: names[-1].sequence + 1 for name, (names, _) in zip(live, found, strict=True) if names}
         for name, (names, alarm) in zip(live, found, strict=True):
@@ -156,17 +156,35 @@ class TrajectoryReader:
 
     # --- finding ---
 
-    def _discover(self, cursors: dict[str, _Cursor]) -> None:
+    def _discover(self, cursors: dict[str, _Cursor], alarms: dict[str, str]) -> None:
         after = ""
         if len(cursors) >= _ONE_LISTING and self._num_polls % _POLLS_PER_FULL_LISTING:
             latest = incarnation_milliseconds(max(cursors))
             if latest is not None:
                 after = paths.writer(f"{max(0, latest - _DISCOVERY_OVERLAP_MILLISECONDS):011x}")
         listed = self._store.list_after(paths.WRITERS, after)
-        names = [key.removeprefix(paths.WRITERS).removesuffix(".json") for key in listed]
+        names = [key.removeprefix(paths.WRITERS).removesuffix(".json") for key in listed if key.endswith(".json")]
         new = [name for name in names if name not in cursors]
-        for record in map_requests(self._store, lambda name: read_writer(self._store, name), new):
-            cursors[record.incarnation] = _Cursor(actor_id=record.actor_id, created_at=record.created_at)
+        for name, record in zip(new, map_requests(self._store, self._announced, new), strict=True):
+            if isinstance(record, WriterRecord):
+                cursors[name] = _Cursor(actor_id=record.actor_id, created_at=record.created_at)
+                alarms.pop(name, None)
+            else:
+                alarms[name] = record
+
+    def _announced(self, name: str) -> WriterRecord | str:
+        """A new writer's announcement, or what is wrong with it: such a writer costs the others nothing."""
+        try:
+            return read_writer(self._store, name)
+        except CorruptObject as error:
+            return f"{paths.writer(name)}: {error}"
+
+    def _find_or_wait(self, name: str, cursor: _Cursor) -> tuple[list[paths.ShardName], str | None]:
+        """As `_find`; of a writer whose announcement is broken nothing is found until it is sound."""
+        try:
+            return self._find(name, cursor)
+        except CorruptObject as error:
+            return [], f"{paths.writer(name)}: {error}"
 
     def _find(self, name: str, cursor: _Cursor) -> tuple[list[paths.ShardName], str | None]:
         """The contiguous new names of one writer, and an alarm where a number is missing.
@@ -207,7 +225,7 @@ class TrajectoryReader:
         after = ""
         if cursor.next_sequence:
             after = paths.ShardName(cursor.hour, cursor.actor_id, name, cursor.next_sequence - 1).key
-        return [paths.parse_shard(key) for key in self._store.list_after(prefix, after)]
+        return [paths.parse_shard(key) for key in self._store.list_after(prefix, after) if _is_shard_of(prefix, key)]
 
     def _hour_may_have_changed(self, name: str, cursor: _Cursor) -> bool:
         now = self._clock()
@@ -249,6 +267,11 @@ class TrajectoryReader:
             rows=rows,
             fault=fault,
         )
+
+
+def _is_shard_of(prefix: str, key: str) -> bool:
+    """Whether a listed key is a shard's. Anything else may lie beside them; it is no writer's, and passed over."""
+    return re.fullmatch(r"[0-9]{8}\.parquet", key.removeprefix(prefix)) is not None
 
 
 def _round_robin(queues: list[collections.deque[paths.ShardName]], limit: int, turn: int) -> list[paths.ShardName]:
@@ -297,57 +320,3 @@ def _advance(
             cursor.next_sequence = sequence
         cursor.ahead = [number for number in cursor.ahead if number >= cursor.next_sequence]
     return kept
-
-
-# --- single rows, for recovery ----------------------------------------------------------------
-
-
-class RowReader:
-    """Rows by reference; keeps the shards used last, since a batch's rows share few shards."""
-
-    def __init__(self, store: ObjectStore, *, max_shards: int = 64) -> None:
-        self._store = store
-        self._max_shards = max_shards
-        self._shards: collections.OrderedDict[str, ShardRows] = collections.OrderedDict()
-
-    def read(self, refs: Iterable[RowRef]) -> list[Trajectory]:
-        """The trajectories, in the order of `refs`.
-
-        Raises:
-            ObjectMissing: a shard is gone.
-            CorruptObject: a shard or a row cannot be used.
-        """
-        wanted = list(refs)
-        missing = [key for key in dict.fromkeys(ref.shard for ref in wanted) if key not in self._shards]
-        fetched = map_requests(self._store, lambda key: _decode_named(key, self._store.get(key)), missing)
-        shards = {**self._shards, **dict(zip(missing, fetched, strict=True))}
-        trajectories = [_row(shards[ref.shard], ref) for ref in wanted]
-        for ref in wanted:
-            self._shards[ref.shard] = shards[ref.shard]
-            self._shards.move_to_end(ref.shard)
-        while len(self._shards) > self._max_shards:
-            self._shards.popitem(last=False)
-        return trajectories
-
-
-def read_rows(store: ObjectStore, refs: Iterable[RowRef]) -> list[Trajectory]:
-    """The trajectories at `refs`, each shard fetched once. See `RowReader` to keep shards between calls."""
-    return RowReader(store).read(refs)
-
-
-def read_row(store: ObjectStore, ref: RowRef) -> Trajectory:
-    """One row; fetches its whole shard."""
-    return RowReader(store).read([ref])[0]
-
-
-def _decode_named(key: str, data: bytes) -> ShardRows:
-    try:
-        return decode(data)
-    except CorruptObject as error:
-        raise CorruptObject(f"{key}: {error}") from error
-
-
-def _row(rows: ShardRows, ref: RowRef) -> Trajectory:
-    if not 0 <= ref.row < rows.num_rows:
-        raise CorruptObject(f"{ref.shard}: received row {ref.row}, accepted 0 to {rows.num_rows - 1}")
-    return rows.trajectory(ref.row)

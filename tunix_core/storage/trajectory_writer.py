@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
 
 from tunix_core import paths
-from tunix_core.errors import ConfigError, CorruptObject, DataError, Fenced, ObjectExists, StoreError
-from tunix_core.storage.shards import check_group_sizes, encode, read_metadata
+from tunix_core.errors import CorruptObject, DataError, Fenced, ObjectExists, StoreError
+from tunix_core.storage.shards import check_group_sizes, check_readable, encode, read_metadata
 from tunix_core.storage.store import ObjectStore, write_json_if_absent
 from tunix_core.storage.writers import (
     WriterRecord,
     announce_hour,
+    check_names,
     put_tombstone,
     read_writer,
     update_writer,
@@ -37,10 +37,7 @@ class TrajectoryWriter:
             ConfigError: an id that does not fit.
             Fenced: the incarnation has been used.
         """
-        if not re.fullmatch(r"[a-z0-9_.]{1,100}", actor_id) or actor_id.startswith("."):
-            raise ConfigError("actor_id", actor_id, "1 to 100 of a-z 0-9 _ .", "Join its parts with '_'.")
-        if not re.fullmatch(r"[a-z0-9]{1,64}", incarnation):
-            raise ConfigError("incarnation", incarnation, "1 to 64 of a-z 0-9", "Use writers.new_incarnation().")
+        check_names(actor_id, incarnation)
         self._store = store
         self._clock = clock
         self._nonce = uuid.uuid4().hex
@@ -75,7 +72,7 @@ class TrajectoryWriter:
 
         Raises:
             Fenced: another process ended this incarnation.
-            DataError: no trajectories, a group with too many episodes, or the writer is closed.
+            DataError: no trajectories, more than readers take in, a group with too many episodes, or the writer is closed.
             StoreError: the store failed; nothing or the whole shard has landed.
         """
         if self._record.closed:
@@ -85,6 +82,7 @@ class TrajectoryWriter:
         check_group_sizes(trajectories)
         metadata = {"actor_id": self.actor_id, "incarnation": self.incarnation, "writer": self._nonce}
         data = encode(trajectories, metadata=metadata)
+        check_readable(data)
         while True:
             self._announce()
             key = self._record.shard_key(self._sequence)

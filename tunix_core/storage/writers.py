@@ -9,6 +9,7 @@ writer that only seemed dead loses that race and learns that it is fenced.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import time
 import uuid
@@ -16,11 +17,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunix_core import paths
-from tunix_core.errors import CorruptObject, Fenced, ObjectExists, ObjectMissing
+from tunix_core.errors import ConfigError, CorruptObject, Fenced, ObjectExists, ObjectMissing
 from tunix_core.storage.shards import encode, is_tombstone
 from tunix_core.storage.store import ObjectStore, map_requests, read_json, update_json
 
 _TIME_DIGITS = 11
+_ACTOR_ID = re.compile(r"(?!\.)[a-z0-9_.]{1,100}")
+_INCARNATION = re.compile(r"[a-z0-9]{1,64}")
+_PARTITION = re.compile(r"date=[0-9]{4}-[0-9]{2}-[0-9]{2}/hour=[0-9]{2}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,10 +51,22 @@ class WriterRecord:
         return {**dataclasses.asdict(self), "hours": [list(hour) for hour in self.hours]}
 
 
+def check_names(actor_id: str, incarnation: str) -> None:
+    """What becomes part of the keys of shards.
+
+    Raises:
+        ConfigError: an id that does not fit.
+    """
+    if not _ACTOR_ID.fullmatch(actor_id):
+        raise ConfigError("actor_id", actor_id, "1 to 100 of a-z 0-9 _ .", "Join its parts with '_'.")
+    if not _INCARNATION.fullmatch(incarnation):
+        raise ConfigError("incarnation", incarnation, "1 to 64 of a-z 0-9", "Use writers.new_incarnation().")
+
+
 def writer_from_dict(value: Mapping[str, Any]) -> WriterRecord:
-    """Raises CorruptObject when fields are missing or of the wrong kind."""
+    """Raises CorruptObject when fields are missing, of the wrong kind, or would make keys that no writer has."""
     try:
-        return WriterRecord(
+        record = WriterRecord(
             incarnation=str(value["incarnation"]),
             actor_id=str(value["actor_id"]),
             created_at=float(value["created_at"]),
@@ -59,8 +75,14 @@ def writer_from_dict(value: Mapping[str, Any]) -> WriterRecord:
             fenced=bool(value["fenced"]),
             next_sequence=None if value["next_sequence"] is None else int(value["next_sequence"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptObject(f"writer announcement: {error!r} in {dict(value)!r}") from error
+        check_names(record.actor_id, record.incarnation)
+        if not math.isfinite(record.created_at) or not all(
+            _PARTITION.fullmatch(partition) and first >= 0 for partition, first in record.hours
+        ):
+            raise ValueError("a time or an hour that is none")
+        return record
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CorruptObject(f"writer announcement: {error!r} in {dict(value)!r}"[:500]) from error
 
 
 def new_incarnation(now: float | None = None) -> str:
@@ -82,7 +104,10 @@ def incarnation_milliseconds(incarnation: str) -> int | None:
 
 def read_writer(store: ObjectStore, incarnation: str) -> WriterRecord:
     """Raises ObjectMissing or CorruptObject."""
-    return writer_from_dict(read_json(store, paths.writer(incarnation)))
+    record = writer_from_dict(read_json(store, paths.writer(incarnation)))
+    if record.incarnation != incarnation:
+        raise CorruptObject(f"writer announcement of {incarnation!r}: received that of {record.incarnation!r}"[:500])
+    return record
 
 
 def read_writers(store: ObjectStore) -> list[WriterRecord]:

@@ -13,6 +13,7 @@ from tunix_core.threads import on_thread
 from tunix_core.tools.formats import Call, Malformed, Result
 from tunix_core.tools.functions import Tool, ToolError
 from tunix_core.tools.schema import ArgumentError
+from tunix_core.tools.text import cut
 
 
 class ToolLimits(NamedTuple):
@@ -123,7 +124,7 @@ async def _run(plan: _Planned, limits: ToolLimits, before: Callable[[], Awaitabl
     if before is not None:
         await before()
     text, ok = await _outcome(plan, limits.call_timeout_seconds)
-    return CallRecord(plan.tool.name, plan.given, truncated(text, limits.max_output_bytes), ok)
+    return CallRecord(plan.tool.name, plan.given, cut(text, limits.max_output_bytes)[0], ok)
 
 
 async def _outcome(plan: _Planned, timeout_seconds: float) -> tuple[str, bool]:
@@ -164,12 +165,3 @@ def as_text(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     return json.dumps(value, ensure_ascii=False)
-
-
-def truncated(text: str, max_bytes: int) -> str:
-    """At most so many bytes of UTF-8, cut between characters, and a mark that says so."""
-    data = text.encode("utf-8", "replace")
-    if len(data) <= max_bytes:
-        return data.decode()
-    kept = data[:max_bytes].decode("utf-8", "ignore")
-    return f"{kept}… [{len(data) - len(kept.encode())} more bytes]"

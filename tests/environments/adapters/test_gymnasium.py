@@ -191,6 +191,15 @@ def test_an_id_names_no_module() -> None:
             GymnasiumOptions(env_id=env_id)
 
 
+@pytest.mark.parametrize("name", ["GymV21Environment", "GymV26Environment"])
+def test_an_id_that_makes_whatever_its_argument_names_is_refused(name: str) -> None:
+    """Gymnasium registers them; with shimmy installed they import and make any environment of the package gym."""
+    assert f"{name}-v0" in gymnasium.registry
+    for env_id in (name, f"{name}-v0"):
+        with pytest.raises(ConfigError, match="no id that stands for environments of the package gym"):
+            GymnasiumOptions(env_id=env_id, arguments=Table(env_id="antigravity:Any-v0"))
+
+
 @pytest.mark.parametrize(
     ("extract", "message", "moved"),
     [

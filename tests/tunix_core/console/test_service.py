@@ -91,11 +91,11 @@ def test_a_component_that_leaks_workers_is_cleaned_up_after(service: AirflowServ
         children = Path(f"/proc/{leader}/task/{leader}/children")
         return [int(pid) for pid in children.read_text().split()] if children.exists() else []
 
-    assert wait_until(lambda: bool(workers()), 10)
+    assert wait_until(lambda: bool(workers()), 120)
     worker = workers()[0]
     assert service.components()["scheduler"] is not None
     os.kill(leader, signal.SIGKILL)
-    assert wait_until(lambda: service.components()["scheduler"] is None, 10)
+    assert wait_until(lambda: service.components()["scheduler"] is None, 120)
     assert pid_start(worker) is not None
     service.stop()
     assert pid_start(worker) is None
