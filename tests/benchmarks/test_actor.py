@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -125,7 +126,7 @@ def test_our_greedy_answers_are_the_likeliest_tokens() -> None:
     for prompt, ids in zip(requests.prompts(), answers, strict=True):
         whole = np.array([prompt + ids], np.int32)
         positions = np.arange(whole.shape[1], dtype=np.int32)[None]
-        hidden = decoder.hidden_states(params, TINY, whole, positions, np.ones_like(whole))
+        hidden = decoder.hidden_states(params, TINY, *map(jnp.asarray, (whole, positions, np.ones_like(whole))))
         likeliest = np.asarray(hidden @ params["head"])[0].argmax(-1)
         assert ids == likeliest[len(prompt) - 1 : -1].tolist()
 
