@@ -58,7 +58,8 @@ def _finalize(task: Task) -> None:
     before, after = (evaluate_held_out(task, version) for version in (versions[0], versions[-1]))
     task.log(f"held-out success {before.success.value:.3f} -> {after.success.value:.3f}")
     rate = _full_buffer_rate(task, versions[-1])
-    audit = audit_run(task.store, max_staleness=task.config.staleness.max_staleness)
+    staleness = task.config.staleness
+    audit = audit_run(task.store, max_staleness=staleness.max_staleness, max_reuse=staleness.max_reuse)
     summary = build_summary(
         task.store,
         task.config,

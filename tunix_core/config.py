@@ -20,6 +20,7 @@ from tunix_core.environment_config import EnvironmentConfig
 from tunix_core.mesh_config import MeshConfig
 from tunix_core.model_config import ModelConfig
 from tunix_core.retention_config import RetentionConfig
+from tunix_core.types import Order
 from tunix_core.validation import check_sampling as _check_sampling
 from tunix_core.validation import require as _require
 from tunix_core.validation import require_choice as _require_choice
@@ -167,7 +168,12 @@ class StalenessConfig:
     """Above it the learner waits for fresher data."""
     max_throttle_seconds: float = 30.0
     """After waiting so long it steps all the same and counts an override."""
-    consumption_order: Literal["oldest_first", "freshest_first"] = "oldest_first"
+    consumption_order: Order = "oldest_first"
+    """Which of the groups that wait make the next batch. Oldest first discards least; freshest first lowers mean staleness
+    a little; largest advantage first prefers groups whose rewards differ most, and leaves the others to grow stale."""
+    max_reuse: int = 1
+    """Steps that may train on a group, each within `max_staleness`; a group that was used comes back only where there are
+    too few new ones."""
     control_interval_seconds: float = 1.0
     """How often the learner publishes its pacing signal, also while it waits."""
 
@@ -176,12 +182,14 @@ class StalenessConfig:
         _require_range("staleness.max_mean_staleness", self.max_mean_staleness, 0)
         _require_range("staleness.max_throttle_seconds", self.max_throttle_seconds, 0)
         _require_range("staleness.control_interval_seconds", self.control_interval_seconds, 0.05, 60)
+        _require_choice("staleness.consumption_order", self.consumption_order, Order)
         _require(
-            self.consumption_order in ("oldest_first", "freshest_first"),
-            "staleness.consumption_order",
-            self.consumption_order,
-            "oldest_first, freshest_first",
-            "Oldest first discards least.",
+            1 <= self.max_reuse <= self.max_staleness + 1,
+            "staleness.max_reuse",
+            self.max_reuse,
+            f"1 to {self.max_staleness + 1} (staleness.max_staleness + 1)",
+            "Every use is at least a step after the one before: a further one would be over the bound. Lower it, or "
+            "raise staleness.max_staleness.",
         )
 
 
@@ -375,6 +383,13 @@ class RunConfig:
             list(self.learner.shorter_windows),
             "none with mesh.stage above 1",
             "A pipeline takes one size of windows: leave them out.",
+        )
+        _require(
+            self.staleness.consumption_order != "largest_advantage_first" or not self.algorithm.has_value_head,
+            "staleness.consumption_order",
+            self.staleness.consumption_order,
+            "oldest_first or freshest_first with algorithm.advantage = gae",
+            "With a value head the advantages are known only once a batch is on the device.",
         )
         limit = max(1, self.staleness.max_staleness)
         _require(

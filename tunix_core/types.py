@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -95,6 +96,8 @@ class RowRef:
     row: int
 
 
+Order = Literal["oldest_first", "freshest_first", "largest_advantage_first"]
+"""Which of the groups that wait make the next batch."""
 LEDGER_CLASSES = (
     "consumed",
     "stale",

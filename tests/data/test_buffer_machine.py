@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import functools
 import math
 from typing import Any
 
-import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.data.support import make_group, make_rows
 from tests.data.test_buffer import fetch, make_buffer
 from tunix_core.data.buffer import ReplayBuffer, group_state
 from tunix_core.data.rows import Rows
-from tunix_core.types import RowRef
+from tunix_core.learner.batches import group_of_record
 
 BOUND = 2
 
@@ -25,7 +26,9 @@ class BufferMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.buffer: ReplayBuffer = make_buffer(max_staleness=BOUND, buffer_bytes=4000)
+        self.make = functools.partial(make_buffer, max_staleness=BOUND, buffer_bytes=4000)
+        self.buffer: ReplayBuffer = self.make()
+        self.max_reuse = 1
         self.shards: dict[str, Rows] = {}
         self.unread: list[str] = []
         self.records: list[list[dict[str, Any]]] = []
@@ -33,6 +36,17 @@ class BufferMachine(RuleBasedStateMachine):
         self.num_groups = 0
         self.checkpoint: tuple[Any, set[str]] = (self.buffer.state(), set())
         """State, and the shards its cursors have passed."""
+
+    @initialize(
+        order=st.sampled_from(["oldest_first", "freshest_first", "largest_advantage_first"]),
+        max_reuse=st.integers(1, BOUND + 1),
+        filter_zero_signal=st.booleans(),
+        buffer_bytes=st.sampled_from([2000, 4000, 2**20]),
+    )
+    def choose_options(self, max_reuse: int, **options: Any) -> None:
+        self.max_reuse = max_reuse
+        self.make = functools.partial(make_buffer, max_staleness=BOUND, max_reuse=max_reuse, **options)
+        self.buffer = self.make()
 
     @rule(
         versions=st.lists(st.integers(0, 3), min_size=1, max_size=4),
@@ -94,12 +108,12 @@ class BufferMachine(RuleBasedStateMachine):
     @rule()
     def crash_and_recover(self) -> None:
         (values, arrays), passed = self.checkpoint
-        self.buffer = make_buffer(max_staleness=BOUND, buffer_bytes=4000)
+        self.buffer = self.make()
         self.buffer.restore(values, arrays, lambda refs: fetch(self.shards, refs))
+        assert self.buffer.state()[0] == values
         for record in self.records[values["clock"] :]:
             for entry in record:
-                refs = [RowRef(shard=entry["shard"], row=row) for row in entry["rows"]]
-                self.buffer.consume_again(fetch(self.shards, refs), entry["group_id"])
+                self.buffer.consume_again(group_of_record(entry, lambda refs: fetch(self.shards, refs)))
             self.buffer.advance(self.buffer.clock + 1)
         self.unread = [key for key in self.shards if key not in passed]
         self.prepared = []
@@ -108,20 +122,24 @@ class BufferMachine(RuleBasedStateMachine):
     def identity_holds(self) -> None:
         assert self.buffer.ledger.balanced
         held = [*self.buffer._waiting.values(), *self.buffer._reserved.values()]
-        assert self.buffer.ledger.tokens()["buffered"] == sum(int(g.rows.lengths.sum()) for g in held)
+        assert self.buffer.ledger.tokens()["buffered"] == sum(int(g.rows.lengths.sum()) for g in held if not g.uses)
+        assert all(g.uses < self.max_reuse for g in held)
         assert self.buffer._bytes == sum(g.num_bytes for g in held)
 
     @invariant()
-    def nothing_is_consumed_twice(self) -> None:
-        ids = [
-            self.shards[entry["shard"]].trajectory_ids[row]
-            for record in self.records
-            for entry in record
-            for row in entry["rows"]
-        ]
-        assert len(ids) == len(set(ids))
-        consumed = sum(sum(entry["lengths"]) for record in self.records for entry in record)
-        assert self.buffer.ledger.tokens()["consumed"] == consumed
+    def nothing_is_consumed_more_often_than_allowed(self) -> None:
+        uses = collections.Counter[str]()
+        tokens = {True: 0, False: 0}
+        for record in self.records:
+            for entry in record:
+                ids = [self.shards[entry["shard"]].trajectory_ids[row] for row in entry["rows"]]
+                assert {uses[name] for name in ids} == {entry["uses"]}, "the record says which use it is"
+                uses.update(ids)
+                tokens[entry["uses"] == 0] += sum(entry["lengths"])
+            assert len(record) == len({entry["group_id"] for entry in record})
+        assert max(uses.values(), default=0) <= self.max_reuse
+        assert self.buffer.ledger.tokens()["consumed"] == tokens[True]
+        assert self.buffer.ledger.reused["tokens"] == tokens[False]
 
     @invariant()
     def everything_delivered_is_read_once(self) -> None:
@@ -149,7 +167,7 @@ def test_the_machine_reaches_recovery_ahead_of_the_reader() -> None:
     again = make_buffer()
     again.restore(*checkpoint, lambda refs: fetch(shards, refs))
     for entry in record:
-        again.consume_again(shards["s0"].take(np.array(entry["rows"])), entry["group_id"])
+        again.consume_again(group_of_record(entry, lambda refs: fetch(shards, refs)))
     again.advance(1)
     assert again.ledger.tokens()["consumed"] == 21
     again.add(make_rows("s1", make_group("a", size=3, lengths=[12, 20, 9])))  # a duplicate arrives before the shard

@@ -13,6 +13,7 @@ import pytest
 from tests.data.support import centered, make_group, make_rows
 from tunix_core import paths
 from tunix_core.data.buffer import ReplayBuffer
+from tunix_core.data.groups import Group
 from tunix_core.data.ingestion import Ingestion
 from tunix_core.data.ledger import Ledger
 from tunix_core.data.rows import RowFetcher, Rows
@@ -203,7 +204,14 @@ def test_a_group_that_two_feeds_deliver_is_trained_on_once_whenever_each_of_them
             state = dealt([values for (values, _), _ in saved], feed, num_feeds)
             buffer.restore(state, seen, lambda refs: next(rows for rows in shards if rows.shard == refs[0].shard))
             if feed_of_shard(recorded.shard, num_feeds) == feed:
-                buffer.consume_again(recorded, "g")
+                entry = Group(
+                    group_id="g",
+                    rows=recorded,
+                    advantages=np.zeros(2, np.float32),
+                    arrival=0,
+                    num_bytes=recorded.num_bytes,
+                )
+                buffer.consume_again(entry)
             else:
                 buffer.note_delivered("g", recorded.incarnation)
         for rows, (_, is_read) in zip(shards, saved, strict=True):

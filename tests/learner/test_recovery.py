@@ -55,6 +55,29 @@ def test_killed_anywhere_equals_uninterrupted(
     assert last.progress()["ledger"] == ledger
 
 
+@pytest.mark.parametrize("order", ["oldest_first", "freshest_first", "largest_advantage_first"])
+def test_a_killed_learner_that_uses_groups_twice_equals_an_uninterrupted_one(tmp_path: Path, order: str) -> None:
+    """Few shards: without reuse there are groups for five steps."""
+    options = {"staleness.consumption_order": order, "staleness.max_reuse": 2}
+    config = make_config(
+        **{"learner.num_steps": 6, "staleness.max_staleness": 12, "checkpoint.interval_steps": 3, **options}
+    )
+    found = []
+    for name, kills in (("whole", ()), ("killed", (4, 5))):
+        store = open_run(tmp_path / name)
+        write_shards(store, 6)
+        for life, clock in enumerate(kills):
+            support.run_killed(store, config, where="_guard", clock=clock, incarnation=f"l{life}")
+        last = make_learner(store, config, incarnation="last")
+        last.run()
+        records = [[(g["group_id"], g["uses"]) for g in r["groups"]] for r in read_steps(store, 0)]
+        found.append((last.state["weights"], records, last.progress()["ledger"], last._buffer.ledger.reused))
+    (weights, *whole), (again, *killed) = found
+    assert whole == killed
+    assert whole[2]["trajectories"] > 0
+    np.testing.assert_array_equal(again, weights)
+
+
 def test_shards_that_arrive_meanwhile_are_consumed_once(tmp_path: Path) -> None:
     """The step records name rows behind the checkpoint's cursors, and more data comes before the restart."""
     store = open_run(tmp_path)

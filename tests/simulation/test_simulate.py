@@ -39,7 +39,8 @@ def setting_space(draw: st.DrawFn) -> Setting:
         reader_poll_seconds=0.25,
         control_interval_seconds=draw(st.sampled_from([0.5, 5.0])),
         control_delay_seconds=draw(st.sampled_from([0.05, 1.0])),
-        order=draw(st.sampled_from(["oldest_first", "freshest_first"])),
+        order=draw(st.sampled_from(["oldest_first", "freshest_first", "largest_advantage_first"])),
+        max_reuse=draw(st.integers(1, max_staleness + 1)),
         measure_spare=draw(st.booleans()),
         faults=Faults(
             seconds_between_deaths=draw(st.sampled_from([0.0, 200.0])),
@@ -148,6 +149,32 @@ def test_the_published_rules_waste_more() -> None:
     assert synchronous.busy_fraction < 0.6 * headroom.busy_fraction
 
 
+def test_no_rule_beats_headroom() -> None:
+    """In order of merit: the tokens that each of them throws away, and the groups."""
+    base = {"duration_seconds": 900.0, "order": "first_in_first_out"}
+    rules = {
+        "headroom": Setting(duration_seconds=900.0),
+        "at the bound, first in first out": Setting(strategy="fixed", target=4, count_step=False, **base),
+        "no pacing": Setting(strategy="unpaced", **base),
+    }
+    outcomes = {name: simulate(setting) for name, setting in rules.items()}
+    by_groups = sorted(outcomes, key=lambda name: outcomes[name].discarded_fraction)
+    by_tokens = sorted(outcomes, key=lambda name: outcomes[name].discarded_token_fraction)
+    assert by_groups == by_tokens == list(rules)
+    assert all(out.busy_fraction > 0.98 for out in outcomes.values()), "none of them makes the learner wait"
+
+
+def test_reuse_makes_a_small_pool_do() -> None:
+    """Half the groups that a learner could train on: it waits, or takes them twice; never over the bound."""
+    small = Setting(num_actors=14, duration_seconds=900.0)
+    once, twice = simulate(small), simulate(dataclasses.replace(small, max_reuse=2))
+    assert once.reused == 0
+    assert len(twice.steps) > 1.4 * len(once.steps)
+    assert 0.5 * twice.consumed < twice.reused <= twice.consumed
+    assert twice.max_staleness <= small.max_staleness
+    assert sum(twice.staleness.values()) == twice.consumed + twice.reused
+
+
 def test_counting_what_is_spare_wastes_less_time_than_trial() -> None:
     counted, tried = (simulate(Setting(measure_spare=measured)) for measured in (True, False))
     assert len(counted.steps) >= len(tried.steps)
@@ -212,6 +239,8 @@ def test_misfortunes_cost_something_and_stop_nothing() -> None:
         ("snapshot_interval_steps", 9),
         ("strategy", "greedy"),
         ("order", "random"),
+        ("max_reuse", 0),
+        ("max_reuse", 6),
         ("sigma", -1.0),
         ("store_seconds", -1.0),
     ],

@@ -27,6 +27,7 @@ from tunix_core.simulation.setting import Setting
 from tunix_core.simulation.simulate import simulate
 from tunix_core.storage.run_directory import read_run
 from tunix_core.storage.store import open_store
+from tunix_core.types import Order
 
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "capacity at the bound, first in first out": {
@@ -38,6 +39,12 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "synchronous": {"strategy": "synchronous"},
 }
 """Rules to compare with; the capacity's target is the bound."""
+
+_PRIORITIES: Mapping[str, Order] = {
+    "oldest": "oldest_first",
+    "freshest": "freshest_first",
+    "advantage": "largest_advantage_first",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD=VALUE",
         help="a field of the setting, such as num_actors=256, sigma=1.6, faults.seconds_between_deaths=60",
     )
+    parser.add_argument(
+        "--priority", choices=sorted(_PRIORITIES), help="which groups make the next batch (the setting's `order`)"
+    )
+    parser.add_argument("--max-reuse", type=int, help="steps that may train on a group (the setting's `max_reuse`)")
     parser.add_argument("--hours", type=float, help="of virtual time (default: the run's own, or 25 minutes)")
     parser.add_argument("--compare", action="store_true", help="the published rules beside it")
     parser.add_argument("--json", help="write the figures to this file")
@@ -71,13 +82,17 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     else:
         values = setting_of(load_recipe(arguments.recipe)) if arguments.recipe else {}
     values = overridden(values, parse_overrides(arguments.set))
+    if arguments.priority is not None:
+        values["order"] = _PRIORITIES[arguments.priority]
+    if arguments.max_reuse is not None:
+        values["max_reuse"] = arguments.max_reuse
     if arguments.hours is not None:
         values["duration_seconds"] = arguments.hours * 3600
     setting: Setting = build(Setting, values)
     draw = measured.draw if measured else None
     outcomes: dict[str, Outcome] = {setting.strategy: simulate(setting, draw)}
     for name, fields in PUBLISHED.items() if arguments.compare else ():
-        other = dataclasses.replace(setting, **{"target": setting.max_staleness, **fields})
+        other = dataclasses.replace(setting, **{"target": setting.max_staleness, "max_reuse": 1, **fields})
         outcomes[name] = simulate(other, draw)
     _print(outcomes, measured, console)
     if arguments.json:
@@ -104,6 +119,7 @@ def setting_of(config: RunConfig) -> dict[str, Any]:
         "control_interval_seconds": config.staleness.control_interval_seconds,
         "control_delay_seconds": config.actor.poll_seconds,
         "order": config.staleness.consumption_order,
+        "max_reuse": config.staleness.max_reuse,
     }
 
 

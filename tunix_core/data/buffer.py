@@ -8,11 +8,15 @@ exactly once, to a class of the ledger:
     quarantined   a fault in the row, or its id is taken by other content
     stale         the group's oldest policy token is over the bound, now or when it would be consumed
     filtered      nothing to learn from: fewer than two episodes, no policy token, or (on request)
-                  equal rewards
+                  equal rewards. The actor closes a group, with the episodes it has by then, and its shard holds all
+                  of them: so nothing is waited for here, and what is missing is counted
     overlong      longer than a window; its reward still counts in the group's baseline
     surplus       evicted for memory, oldest version first, or left at the end
     buffered      waiting, or in the batch that is prepared but not dispatched
     consumed      in a step
+
+A group may be trained on `max_reuse` times, each time within the bound. From its first step on it is consumed; further
+ones are counted beside the classes, as `reused`, and it can be dropped without changing a class.
 
 Where several feeds fill one learner's batches, each has a buffer of its own, and a group may come to two of
 them (a block of tasks that was reissued). So a group can be taken only after the feeds have told each other of
@@ -24,9 +28,10 @@ were delivered whole.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,13 +40,17 @@ from tunix_core.data.ledger import Ledger
 from tunix_core.data.rows import Rows
 from tunix_core.data.seen import SeenTrajectories, digest
 from tunix_core.errors import DataError, ObjectMissing
-from tunix_core.types import RowRef
+from tunix_core.types import Order, RowRef
 
 GroupAdvantages = Callable[[Rows, np.ndarray], np.ndarray]
 """(a shard's rows, positions [N] of the delivered ones of one group) -> advantages, as in `Group`; forks of an
 episode count once."""
 FetchRows = Callable[[Sequence[RowRef]], Rows]
 """References into one shard -> these rows. Raises DataError or StoreError when they cannot be read."""
+
+
+MAX_ABS_REWARD = 1e9
+"""Where an advantage is not divided by a deviation, a gradient is as large as the reward; its square must fit float32."""
 
 
 class Taken(NamedTuple):
@@ -68,7 +77,8 @@ class ReplayBuffer:
         window_tokens: int,
         max_staleness: int,
         buffer_bytes: int,
-        order: Literal["oldest_first", "freshest_first"] = "oldest_first",
+        order: Order = "oldest_first",
+        max_reuse: int = 1,
         filter_zero_signal: bool = False,
         feed: int = 0,
         num_feeds: int = 1,
@@ -78,6 +88,7 @@ class ReplayBuffer:
         self._max_staleness = max_staleness
         self._buffer_bytes = buffer_bytes
         self._order = order
+        self._max_reuse = max_reuse
         self._filter_zero_signal = filter_zero_signal
         self._feed = feed
         self._num_feeds = num_feeds
@@ -162,9 +173,10 @@ class ReplayBuffer:
             return rows.faults[row], "quarantined"
         if rows.version_max[i] > self.clock:
             return f"policy_version_max {rows.version_max[i]} is ahead of the clock {self.clock}", "quarantined"
-        if not (np.isfinite(rows.rewards[i]) and 0 < rows.temperature[i] < np.inf):
+        if not (abs(rows.rewards[i]) <= MAX_ABS_REWARD and 0 < rows.temperature[i] < np.inf):
             return (
-                f"reward {rows.rewards[i]}, temperature {rows.temperature[i]}: not finite and positive",
+                f"reward {rows.rewards[i]}, temperature {rows.temperature[i]}: accepted rewards within "
+                f"{MAX_ABS_REWARD:g} of 0 and positive, finite temperatures",
                 "quarantined",
             )
         if reissued:
@@ -200,13 +212,14 @@ class ReplayBuffer:
         else:
             self.ledger.receive("filtered", lengths[fits])
 
-    def _hold(self, group_id: str, rows: Rows, advantages: np.ndarray) -> None:
+    def _hold(self, group_id: str, rows: Rows, advantages: np.ndarray, uses: int = 0) -> None:
         group = Group(
             group_id=group_id,
             rows=rows,
             advantages=advantages,
             arrival=self._arrivals,
             num_bytes=rows.num_bytes,
+            uses=uses,
             round=self._round,
         )
         self._arrivals += 1
@@ -215,13 +228,14 @@ class ReplayBuffer:
 
     def _evict(self) -> None:
         while self._bytes > self._buffer_bytes and self._waiting:
-            oldest = min(self._waiting.values(), key=lambda g: (g.version_min, g.arrival))
+            oldest = min(self._waiting.values(), key=lambda g: (-g.uses, g.version_min, g.arrival))
             self._drop(oldest, "surplus")
 
     def _drop(self, group: Group, name: str) -> None:
         del self._waiting[group.group_id]
         self._bytes -= group.num_bytes
-        self.ledger.move("buffered", name, group.rows.lengths)
+        if group.uses == 0:
+            self.ledger.move("buffered", name, group.rows.lengths)
 
     # ---- between feeds ------------------------------------------------------------------------
 
@@ -301,25 +315,50 @@ class ReplayBuffer:
                 assert clock - group.version_min <= self._max_staleness, f"group {group.group_id} is over the bound"
                 del self._reserved[group.group_id]
                 self._bytes -= group.num_bytes
-                self.ledger.move("buffered", "consumed", group.rows.lengths)
+                self._use(group)
 
-    def consume_again(self, rows: Rows, group_id: str) -> None:
+    def _use(self, group: Group) -> None:
+        """A group that is in no collection any more was trained on; it may come back for another time."""
+        if group.uses:
+            self.ledger.reuse(group.rows.lengths)
+        else:
+            self.ledger.move("buffered", "consumed", group.rows.lengths)
+        if group.uses + 1 < self._max_reuse:
+            self._waiting[group.group_id] = dataclasses.replace(group, uses=group.uses + 1)
+            self._bytes += group.num_bytes
+
+    def consume_again(self, group: Group) -> None:
         """A step record is executed again: its rows are consumed, whether the reader passed them yet or not.
 
         The copy that waits may be another's, as in `note_delivered`.
+
+        Args:
+            group: of the record, which says how often it had been used before.
         """
+        rows, group_id = group.rows, group.group_id
         with self.lock:
             held = self._waiting.get(group_id)
             if held is not None and held.rows.refs() == rows.refs():
-                self._drop(held, "consumed")
+                assert held.uses == group.uses, f"group {group_id}: used {held.uses} times, recorded {group.uses}"
+                del self._waiting[group_id]
+                self._bytes -= held.num_bytes
+                self._use(held)
                 return
             if held is not None:
                 self._drop(held, "duplicate")
-            self.ledger.receive("consumed", rows.lengths)
-            for trajectory_id, content_hash in zip(rows.trajectory_ids, rows.content_hashes, strict=True):
-                self._seen.add(trajectory_id, content_hash)
-            self._seen.add_group(group_id, rows.incarnation)
-            self._replayed.update((rows.shard, int(row)) for row in rows.index)
+            if group.uses == 0:
+                self._note_early(group)
+            self._use(dataclasses.replace(group, arrival=self._arrivals, round=self._round))
+            self._arrivals += 1
+
+    def _note_early(self, group: Group) -> None:
+        """The reader has not passed it yet: it waits in no collection, and its delivery will count nothing."""
+        rows = group.rows
+        self.ledger.receive("buffered", rows.lengths)
+        for trajectory_id, content_hash in zip(rows.trajectory_ids, rows.content_hashes, strict=True):
+            self._seen.add(trajectory_id, content_hash)
+        self._seen.add_group(group.group_id, rows.incarnation)
+        self._replayed.update((rows.shard, int(row)) for row in rows.index)
 
     def advance(self, clock: int) -> None:
         """The clock after a step."""
@@ -387,10 +426,11 @@ class ReplayBuffer:
                 refs = [RowRef(shard=entry["shard"], row=row) for row in entry["rows"]]
                 rows, reason = _fetch(fetch, refs, lengths)
                 if rows is None:
-                    self.ledger.move("buffered", "quarantined", lengths)
+                    if entry["uses"] == 0:
+                        self.ledger.move("buffered", "quarantined", lengths)
                     refused.update(dict.fromkeys(refs, reason))
                 else:
-                    self._hold(entry["group_id"], rows, np.array(entry["advantages"], np.float32))
+                    self._hold(entry["group_id"], rows, np.array(entry["advantages"], np.float32), entry["uses"])
         return refused
 
 
@@ -401,6 +441,7 @@ def group_state(group: Group) -> dict[str, Any]:
         "shard": group.rows.shard,
         "rows": group.rows.index.tolist(),
         "lengths": group.rows.lengths.tolist(),
+        "uses": group.uses,
         "advantages": group.advantages.astype(np.float64).tolist(),
     }
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from tunix_core.data.rows import Rows
-from tunix_core.rl.batching import Order, choose_groups
+from tunix_core.rl.batching import choose_groups
 from tunix_core.rl.staleness import staleness
+from tunix_core.types import Order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,6 +25,8 @@ class Group:
     arrival: int
     """Rises with every group that enters the buffer: breaks ties, so that order is determined."""
     num_bytes: int
+    uses: int = 0
+    """Steps that have trained on it."""
     round: int = 0
     """Of several feeds: in which of this life's they tell each other of it. All know those that a life began with."""
 
@@ -37,6 +40,12 @@ class Group:
         """Sum of the rows' oldest versions, over the rows that have policy tokens; and how many they are."""
         with_policy = self.rows.version_min[self.rows.version_min >= 0]
         return int(with_policy.sum()), len(with_policy)
+
+    @functools.cached_property
+    def magnitude(self) -> float:
+        """Mean over its trajectories of the largest |advantage| among their turns."""
+        by_turn = np.abs(self.advantages.astype(np.float64)).reshape(len(self.advantages), -1)
+        return float(by_turn.max(axis=1).mean())
 
 
 def oldest_version(version_min: np.ndarray) -> int:
@@ -64,5 +73,7 @@ def choose(
         clock,
         order=order,
         max_mean_staleness=max_mean_staleness,
+        num_uses=np.array([group.uses for group in by_arrival], np.int64),
+        magnitude=np.array([group.magnitude for group in by_arrival], np.float64),
     )
     return None if chosen is None else [by_arrival[i] for i in chosen], mean

@@ -71,7 +71,8 @@ def dealt(states: Sequence[State], feed: int, num_feeds: int) -> dict[str, Any]:
 
 
 def _lengths(entries: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    return np.array([length for entry in entries for length in entry["lengths"]], np.int64)
+    """Of what was not consumed yet."""
+    return np.array([length for entry in entries if entry["uses"] == 0 for length in entry["lengths"]], np.int64)
 
 
 def _joined_groups(states: Sequence[State]) -> list[dict[str, Any]]:

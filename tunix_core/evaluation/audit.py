@@ -50,10 +50,13 @@ class RunAudit:
     staleness_violations: int
     """Trajectories consumed above the bound."""
     consumed_twice: Sequence[str]
-    """Ids of trajectories in more than one step, or twice in one."""
+    """Ids of trajectories in more steps than the run's `max_reuse`, or twice in one."""
     policy_versions: Sequence[int]
     """Versions that generated policy tokens, over all shards."""
     consumed_tokens: int
+    """Of trajectories that steps trained on, without what they were allowed to use again."""
+    reused_tokens: int
+    """… and what they trained on once more."""
     written_tokens: int
     """In all readable shards, environment tokens included; those nobody read any more among them."""
     generated_tokens: int
@@ -85,12 +88,13 @@ class _Totals:
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def audit_run(store: ObjectStore, *, max_staleness: int) -> RunAudit:
+def audit_run(store: ObjectStore, *, max_staleness: int, max_reuse: int = 1) -> RunAudit:
     """Read every step record and every shard once.
 
     Args:
         store: of the run; it may still go on.
         max_staleness: the bound that no consumed trajectory may exceed.
+        max_reuse: steps that may train on one trajectory.
 
     Raises:
         CorruptObject: a step consumed a row that is not there.
@@ -103,18 +107,23 @@ def audit_run(store: ObjectStore, *, max_staleness: int) -> RunAudit:
             wanted[shard].append(row)
     totals, rows = _read_shards(store, wanted)
     steps, staleness, uses = [], collections.Counter[int](), collections.Counter[str]()
+    twice, reused_tokens = set[str](), 0
     for record in records:
         consumed = [_consumed(rows, totals, record, shard, row) for shard, row in _references(record)]
         steps.append(_audit_step(record["clock"], consumed))
         staleness.update(record["clock"] - 1 - row.version_min for row in consumed if row.version_min >= 0)
-        uses.update(row.trajectory_id for row in consumed)
+        reused_tokens += sum(row.num_tokens for row in consumed if 0 < uses[row.trajectory_id] < max_reuse)
+        of_step = collections.Counter(row.trajectory_id for row in consumed)
+        twice.update(name for name, count in of_step.items() if count > 1)
+        uses.update(of_step)
     return RunAudit(
         steps=steps,
         staleness=dict(sorted(staleness.items())),
         staleness_violations=sum(count for value, count in staleness.items() if value > max_staleness),
-        consumed_twice=sorted(name for name, count in uses.items() if count > 1),
+        consumed_twice=sorted(twice.union(name for name, count in uses.items() if count > max_reuse)),
         policy_versions=sorted(totals.versions),
-        consumed_tokens=sum(step.num_tokens for step in steps),
+        consumed_tokens=sum(step.num_tokens for step in steps) - reused_tokens,
+        reused_tokens=reused_tokens,
         written_tokens=totals.written_tokens,
         generated_tokens=totals.generated_tokens,
         written_trajectories=totals.written_trajectories,

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tunix_core.config import RunConfig
 from tunix_core.data.buffer import GroupAdvantages, ReplayBuffer
+from tunix_core.data.groups import Group
 from tunix_core.data.ingestion import Ingestion
 from tunix_core.data.packing import window_sizes
 from tunix_core.data.sharing import ownership
@@ -92,6 +93,7 @@ class Learner:
             max_staleness=config.staleness.max_staleness,
             buffer_bytes=config.learner.buffer_bytes,
             order=config.staleness.consumption_order,
+            max_reuse=config.staleness.max_reuse,
             filter_zero_signal=config.algorithm.filter_zero_signal_groups,
             feed=self._share.feed,
             num_feeds=self._share.num_feeds,
@@ -310,7 +312,8 @@ class Learner:
         device_seconds = observer.timer.lap("device")
         observer.profiler.step_ended()
         model_flops = batch_flops(host, self._config.model)["model_flops"]
-        self._busy.completed(device_seconds, host.num_tokens, model_flops)
+        new = _first_use_share(host.groups)
+        self._busy.completed(new * device_seconds, round(new * host.num_tokens), new * model_flops)
         self._totals.num_overrides += prepared.override
         self._totals.num_deferred_groups += prepared.num_deferred_groups
         self._totals.count_batch(host.figures.staleness, self._config.staleness.max_staleness)
@@ -491,12 +494,19 @@ class Learner:
             "num_buffered_groups": self._feeds.waiting_groups(),
             "ledger": ledger.tokens(),
             "ledger_trajectories": ledger.trajectories(),
+            "reused_tokens": ledger.reused["tokens"],
             "num_unreadable_shards": len(ledger.unreadable),
             "missing_episodes": self._feeds.missing_episodes(),
             "host": self._hosts.index,
             "num_hosts": self._hosts.num_hosts,
             "totals": self._totals.state(),
         }
+
+
+def _first_use_share(groups: Sequence[Group]) -> float:
+    """Of the batch's tokens, as far as this host knows its groups."""
+    all_tokens = sum(int(group.rows.lengths.sum()) for group in groups)
+    return sum(int(group.rows.lengths.sum()) for group in groups if group.uses == 0) / max(1, all_tokens)
 
 
 def check_buffer_bytes(config: RunConfig) -> None:

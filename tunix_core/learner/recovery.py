@@ -15,7 +15,6 @@ from typing import Any
 
 from tunix_core.config import RunConfig
 from tunix_core.data.buffer import ReplayBuffer
-from tunix_core.data.groups import Group
 from tunix_core.data.rows import RowFetcher
 from tunix_core.data.sharing import dealt, feed_of_shard
 from tunix_core.distributed.hosts import ALONE, Hosts, Share
@@ -101,11 +100,11 @@ def replay(
             if share is not None and not share.leads:
                 continue
             if share is None or share.num_feeds == 1:
-                _consume(buffer, held[entry["group_id"]])
+                buffer.consume_again(held[entry["group_id"]])
             elif feed_of_shard(entry["shard"], share.num_feeds) != share.feed:
                 buffer.note_delivered(entry["group_id"], parse_shard(entry["shard"]).incarnation)
             else:
-                _consume(buffer, held.get(entry["group_id"]) or group_of_record(entry, fetch))
+                buffer.consume_again(held.get(entry["group_id"]) or group_of_record(entry, fetch))
         execute(batch, record)
         buffer.advance(record["clock"])
         yield record["clock"]
@@ -123,7 +122,3 @@ def _agreed_records(store: ObjectStore, clock: int, hosts: Hosts) -> list[dict[s
                 f"step records after {clock}: received {len(records)}, accepted {count}, as host 0 found"
             )
     return records[:count]
-
-
-def _consume(buffer: ReplayBuffer, group: Group) -> None:
-    buffer.consume_again(group.rows, group.group_id)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
-Order = Literal["oldest_first", "freshest_first"]
+from tunix_core.types import Order
 
 
 def choose_groups(
@@ -18,12 +16,15 @@ def choose_groups(
     *,
     order: Order,
     max_mean_staleness: float,
+    num_uses: np.ndarray | None = None,
+    magnitude: np.ndarray | None = None,
 ) -> tuple[np.ndarray | None, float]:
     """The next batch out of N groups that are all within the bound.
 
-    Oldest first takes as many of the oldest groups as keep the batch's mean staleness within its
-    limit, and fills up with the freshest; so waiting for fresher data helps, and nothing has to be
-    evicted for the mean's sake.
+    Groups that were used less often come first, then what `order` says: so a group is used again only where the
+    learner would wait otherwise, and nothing grows stale unused behind it. As many of the first ones as keep the
+    batch's mean staleness within its limit are taken, and it is filled up with the freshest; so waiting for fresher
+    data helps, and nothing has to be evicted for the mean's sake.
 
     Args:
         version_min: [N] the oldest policy version of each group, in the order in which they arrived.
@@ -31,7 +32,10 @@ def choose_groups(
         num_versions: [N] how many trajectories that sum counts.
         num_groups: of a batch.
         clock: of the step that would consume it.
+        order: of groups that were used equally often. Ties go to the first that arrived; freshest first, to the last.
         max_mean_staleness: of the batch, over its trajectories, in steps.
+        num_uses: [N] steps that trained on each group before; None: none did.
+        magnitude: [N] of each group's advantages, for `largest_advantage_first`.
 
     Returns:
         Indices [num_groups] in order of consumption, or None where the groups are too few or too stale
@@ -40,21 +44,51 @@ def choose_groups(
     if len(version_min) < num_groups:
         return None, 0.0
     by_age = np.argsort(version_min, kind="stable")
-    counts = num_versions[by_age].astype(np.float64)
-    sums = clock * counts - version_sum[by_age]
-    # Row k: the k oldest and the num_groups - k freshest.
-    k = np.arange(num_groups + 1) if order == "oldest_first" else np.zeros(1, np.int64)
-
-    def total(values: np.ndarray) -> np.ndarray:
-        prefix = np.r_[0.0, np.cumsum(values)]
-        return prefix[k] + prefix[-1] - prefix[len(values) - num_groups + k]
-
-    means = total(sums) / total(counts)
+    first = _by_priority(by_age, order, magnitude)
+    if num_uses is not None:
+        first = first[np.argsort(num_uses[first], kind="stable")]
+    first = first[:num_groups]
+    counts = num_versions.astype(np.float64)
+    ages = clock * counts - version_sum
+    means = _means(first, by_age, ages, counts)
     allowed = np.flatnonzero(means <= max_mean_staleness)
     if len(allowed) == 0:
         return None, float(means.min())
-    best = int(allowed[-1])
-    oldest = int(k[best])
-    freshest = by_age[len(by_age) - (num_groups - oldest) :]
-    chosen = np.concatenate([by_age[:oldest], freshest[::-1] if order == "freshest_first" else freshest])
-    return chosen, float(means[best])
+    k = int(allowed[-1])
+    left = by_age[~np.isin(by_age, first[:k])]
+    return np.concatenate([first[:k], left[len(left) - (num_groups - k) :]]), float(means[k])
+
+
+def _by_priority(by_age: np.ndarray, order: Order, magnitude: np.ndarray | None) -> np.ndarray:
+    """[N] all groups, as `order` has them."""
+    if order == "oldest_first":
+        return by_age
+    if order == "freshest_first":
+        return by_age[::-1]
+    assert magnitude is not None, "largest_advantage_first needs the advantages"
+    return np.argsort(-magnitude, kind="stable")
+
+
+def _means(first: np.ndarray, by_age: np.ndarray, ages: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """[n + 1] mean staleness of the first k of n groups and the n - k freshest of the others, for k from 0 to n."""
+    num_groups = len(first)
+    freshest = by_age[len(by_age) - num_groups :]
+    # One more of the first ones takes the place of the least fresh one that fills up; unless it fills up already.
+    filling = np.zeros(len(by_age), bool)
+    filling[freshest] = True
+    replaced = np.empty(num_groups, np.int64)
+    place = 0
+    for k, group in enumerate(first.tolist()):
+        if filling[group]:
+            replaced[k] = group
+        else:
+            while not filling[freshest[place]]:
+                place += 1
+            replaced[k] = freshest[place]
+        filling[replaced[k]] = False
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return values[freshest].sum() + np.r_[0.0, np.cumsum(values[first] - values[replaced])]
+
+    means: np.ndarray = total(ages) / total(counts)
+    return means

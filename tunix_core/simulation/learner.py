@@ -42,11 +42,20 @@ class Learner:
         self.published = 0
         self._versions = np.zeros(0, np.int64)  # of the groups that wait, by arrival
         self._tokens = np.zeros(0)
+        self._uses = np.zeros(0, np.int64)  # steps that trained on them before
+        self._magnitudes = np.zeros(0)
+        self._generator = np.random.default_rng([setting.seed, 2])
         self._queued: collections.Counter[int] = collections.Counter()
         """Version -> groups that wait."""
         self._arrived: list[tuple[np.ndarray, np.ndarray]] = []
         """… of which these are not in the arrays yet."""
         self._prepared: np.ndarray | None = None
+        self._prepared_uses = np.zeros(0, np.int64)
+        """How often its groups were used before."""
+        self._reusable: tuple[np.ndarray, ...] = ()
+        """Those of its groups that may come back, as `_waiting` gives them."""
+        self._new_share = 1.0
+        """Of the running step's groups: used for the first time."""
         self._in_step: np.ndarray | None = None
         self._idle_since = 0.0
         self._throttled_at: float | None = None
@@ -116,7 +125,9 @@ class Learner:
         self._throttle.reset()
         self._outcome.overrides += decision == "override"
         self._prepared = self._versions[chosen]
-        self._outcome.consume(self._tokens[chosen], self._events.now)
+        self._outcome.consume(self._tokens[chosen[self._uses[chosen] == 0]], self._events.now)
+        self._prepared_uses = self._uses[chosen]
+        self._reusable = self._waiting(chosen[self._prepared_uses + 1 < s.max_reuse])
         self._keep(np.delete(np.arange(len(self._versions)), chosen))
         if self._in_step is None:
             self._step()
@@ -125,12 +136,28 @@ class Learner:
         parts = [(self._versions, self._tokens), *self._arrived]
         self._arrived = []
         self._versions, self._tokens = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        num_new = len(self._versions) - len(self._uses)
+        self._uses = np.concatenate([self._uses, np.zeros(num_new, np.int64)])
+        self._magnitudes = np.concatenate([self._magnitudes, self._generator.random(num_new)])
         fresh = clock - self._versions <= self._setting.bound
-        self._outcome.discard(self._tokens[~fresh], self._events.now)
+        self._outcome.discard(self._tokens[~fresh & (self._uses == 0)], self._events.now)
         self._keep(np.flatnonzero(fresh))
 
+    def _waiting(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
+        return tuple(array[indices] for array in (self._versions, self._tokens, self._uses, self._magnitudes))
+
+    def _take_back(self) -> None:
+        """What the step that begins may leave to another one; the last to arrive."""
+        versions, tokens, uses, magnitudes = self._reusable
+        # In front of what has arrived and is not in the arrays yet.
+        self._versions = np.concatenate([self._versions, versions])
+        self._tokens = np.concatenate([self._tokens, tokens])
+        self._uses = np.concatenate([self._uses, uses + 1])
+        self._magnitudes = np.concatenate([self._magnitudes, magnitudes])
+        self._queued.update(versions.tolist())
+
     def _keep(self, indices: np.ndarray) -> None:
-        self._versions, self._tokens = self._versions[indices], self._tokens[indices]
+        self._versions, self._tokens, self._uses, self._magnitudes = self._waiting(indices)
         values, counts = np.unique(self._versions, return_counts=True)
         self._queued = collections.Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
@@ -148,6 +175,8 @@ class Learner:
             clock,
             order=s.order,
             max_mean_staleness=limit,
+            num_uses=self._uses,
+            magnitude=self._magnitudes,
         )
 
     def _set_throttled(self, throttled: bool) -> None:
@@ -163,7 +192,10 @@ class Learner:
         self._in_step, self._prepared = self._prepared, None
         idle = now - self._idle_since
         waited = idle - self._throttled_seconds
-        self._outcome.begin_step(self.clock - self._in_step, idle)
+        is_new = self._prepared_uses == 0
+        self._new_share = float(is_new.mean())
+        self._outcome.begin_step(self.clock - self._in_step, int(is_new.sum()), idle)
+        self._take_back()
         self._throttled_seconds = 0.0
         self._events.after(self._setting.step_seconds, lambda: self._end_step(waited))
         self.prepare()
@@ -179,7 +211,7 @@ class Learner:
             spare_batches=queued / s.groups_per_batch - 1 if s.measure_spare else None,
         )
         mean = float((self.clock - self._in_step).mean())
-        self._outcome.end_step(now, s.step_seconds, mean, self._target, queued, self._in_flight())
+        self._outcome.end_step(now, s.step_seconds * self._new_share, mean, self._target, queued, self._in_flight())
         self._in_step = None
         self.clock += 1
         self._stepped(self.clock)

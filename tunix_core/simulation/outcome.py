@@ -30,6 +30,8 @@ class Outcome:
     duration_seconds: float
     steps: list[Step] = dataclasses.field(default_factory=list)
     consumed: int = 0
+    reused: int = 0
+    """Groups that a step trained on once more."""
     discarded: int = 0
     staleness: dict[int, int] = dataclasses.field(default_factory=dict)
     """Staleness at consumption -> groups."""
@@ -50,18 +52,20 @@ class Outcome:
     def _is_late(self, now: float) -> bool:
         return now > self.duration_seconds / 2
 
-    def begin_step(self, ages: np.ndarray, idle_seconds: float) -> None:
-        self.consumed += len(ages)
+    def begin_step(self, ages: np.ndarray, num_new: int, idle_seconds: float) -> None:
+        """On groups of these ages, so many of them for the first time."""
+        self.consumed += num_new
+        self.reused += len(ages) - num_new
         self.longest_gap_seconds = max(self.longest_gap_seconds, idle_seconds)
         for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
             self.staleness[int(age)] = self.staleness.get(int(age), 0) + int(count)
 
     def end_step(
-        self, now: float, step_seconds: float, staleness_mean: float, target: int, queued: int, in_flight: int
+        self, now: float, busy_seconds: float, staleness_mean: float, target: int, queued: int, in_flight: int
     ) -> None:
         self.steps.append(Step(now, staleness_mean, target, queued, in_flight))
         if self._is_late(now):
-            self.late_busy_seconds += min(step_seconds, now - self.duration_seconds / 2)
+            self.late_busy_seconds += min(busy_seconds, now - self.duration_seconds / 2)
 
     def consume(self, tokens: np.ndarray, now: float) -> None:
         """Groups of so many tokens [M] are taken into a batch."""
@@ -102,7 +106,7 @@ class Outcome:
 
     @property
     def mean_staleness(self) -> float:
-        return sum(age * count for age, count in self.staleness.items()) / max(1, self.consumed)
+        return sum(age * count for age, count in self.staleness.items()) / max(1, self.consumed + self.reused)
 
     @property
     def max_staleness(self) -> int:
@@ -125,6 +129,7 @@ class Outcome:
             "mean_staleness": round(self.mean_staleness, 3),
             "max_staleness": self.max_staleness,
             "staleness": {str(age): self.staleness[age] for age in sorted(self.staleness)},
+            "reused": self.reused,
             "lost": self.lost,
             "overrides": self.overrides,
             "longest_gap_seconds": round(self.longest_gap_seconds, 2),

@@ -9,7 +9,7 @@ from typing import Literal
 from tunix_core.validation import require, require_choice, require_range
 
 Strategy = Literal["headroom", "fixed", "unpaced", "synchronous"]
-Order = Literal["oldest_first", "freshest_first", "first_in_first_out"]
+Order = Literal["oldest_first", "freshest_first", "largest_advantage_first", "first_in_first_out"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,9 @@ class Setting:
     count_step: bool = True
     """Of `fixed`: the running step's groups use up capacity."""
     order: Order = "oldest_first"
+    """The product's (groups' advantages are then drawn, evenly), or a published rule."""
+    max_reuse: int = 1
+    """Steps that may train on a group, each within the bound."""
     measure_spare: bool = True
     """Tell the target controller how much was queued; else it goes by trial."""
     faults: Faults = Faults()
@@ -102,6 +105,14 @@ class Setting:
         require_range("sigma", self.sigma, 0, 4)
         require_choice("strategy", self.strategy, Strategy)
         require_choice("order", self.order, Order)
+        uses = 1 if self.order == "first_in_first_out" else self.bound + 1
+        require(
+            1 <= self.max_reuse <= uses,
+            "max_reuse",
+            self.max_reuse,
+            f"1 to {uses} (max_staleness + 1; 1 where the strategy is synchronous or the order first_in_first_out)",
+            "A further use would be over the bound, or is not part of the rule.",
+        )
         longest = max(1, self.max_staleness)
         require(
             self.snapshot_interval_steps <= longest or self.strategy in ("fixed", "unpaced"),
