@@ -31,7 +31,7 @@ from tunix_core.config import ActorConfig, ModelConfig
 from tunix_core.errors import ConfigError
 from tunix_core.models import decoder
 
-_OVERHEAD_ROWS = {"cpu": 20.0}
+_OVERHEAD_ROWS = {"cpu": 8.0}
 _OVERHEAD_ROWS_ELSEWHERE = 256.0
 """What a dispatch costs besides its rows, in rows, see `planning`. On CPU measured; an accelerator is
 bound by reading the weights, so up to hundreds of rows cost little more than one."""
