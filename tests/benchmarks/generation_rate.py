@@ -133,6 +133,7 @@ def measure_case(case: Case, peak: float) -> dict[str, Any]:
     judged = {name: judge(each[-1]["tokens"]) for name, each in answers.items()}
     own = np.concatenate([np.array(row) for row in answers[OURS][-1]["logprobs"][:CHECKED_REQUESTS]])
     seconds = {name: [answer["seconds"] for answer in each] for name, each in answers.items()}
+    cpu_seconds = {name: [answer["cpu_seconds"] for answer in each] for name, each in answers.items()}
     greedy = {name: each.pop("warm_up")["greedy"] for name, each in about.items()}
     return {
         **case._asdict(),
@@ -148,6 +149,12 @@ def measure_case(case: Case, peak: float) -> dict[str, Any]:
         "ours_over": {
             name: Sample.of(b / a for a, b in zip(seconds[OURS], each, strict=True))
             for name, each in seconds.items()
+            if name != OURS
+        },
+        # Not moved by others on the same CPUs, except through the caches.
+        "ours_over_per_cpu_second": {
+            name: Sample.of(b / a for a, b in zip(cpu_seconds[OURS], each, strict=True))
+            for name, each in cpu_seconds.items()
             if name != OURS
         },
         "bound_seconds": bound.seconds,
@@ -208,13 +215,17 @@ def report(figures: dict[str, Any]) -> None:
             f"{case['longest_answer']}; bound by {case['bound_by']} to {case['num_kept'] / case['bound_seconds']:.0f} "
             f"tokens/s; others used {case['other_load_cpus']:.2f} CPUs"
         )
-        print(f"{'':16}{'kept tok/s':>11}{'lowest':>9}{'highest':>9}{'of bound':>10}{'ours over it':>24}  layout")
+        print(
+            f"{'':16}{'kept tok/s':>11}{'lowest':>9}{'highest':>9}{'of bound':>10}{'ours over it':>24}{'per CPU-second':>16}  layout"
+        )
         for name, rate in case["kept_tokens_per_second"].items():
             ratio, about = case["ours_over"].get(name), case["about"][name]
+            of_cpu = case["ours_over_per_cpu_second"].get(name)
             wasted = f", {case['num_kept'] / about['rows']:.0%} of its rows kept" if "rows" in about else ""
             print(
                 f"{name:16}{rate.median:>11.0f}{rate.low:>9.0f}{rate.high:>9.0f}{case['of_bound'][name]:>10.1%}"
-                f"{format(ratio, '.2f') if ratio else '1':>24}  {about['layout']}{wasted}"
+                f"{format(ratio, '.2f') if ratio else '1':>24}{format(of_cpu.median, '.2f') if of_cpu else '1':>16}"
+                f"  {about['layout']}{wasted}"
             )
         agreement = case["greedy_agreement"]
         print(

@@ -35,7 +35,7 @@ def print_description() -> None:
 
 
 class OtherLoad:
-    """CPUs that other processes used since its construction."""
+    """Of the CPUs that this process may use, how many others used since its construction."""
 
     def __init__(self) -> None:
         self._busy = _busy_cpu_seconds()
@@ -48,6 +48,12 @@ class OtherLoad:
 
 
 def _busy_cpu_seconds() -> float:
-    """Of the whole machine since boot: user, nice, system, interrupts and what the host took."""
-    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    """Of those CPUs since boot: user, nice, system, interrupts and what the host took."""
+    own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name in own:
+            user, nice, system, _, _, irq, softirq, steal = map(int, fields[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -112,6 +113,22 @@ def test_our_engine_answers_as_asked_and_the_judge_agrees() -> None:
     for own, found in zip(logprobs, judged, strict=True):
         np.testing.assert_allclose(own, found, atol=1e-4)
     assert deviation(judged, entropies) < generation_rate.MAX_DEVIATION
+
+
+def test_our_greedy_answers_are_the_likeliest_tokens() -> None:
+    params = make_weights(TINY)
+    prompts, num_new = np.array([5, 9]), np.array([4, 4])
+    tokens = np.random.default_rng(0).integers(NUM_RESERVED, TINY.vocab_size, prompts.sum(), np.int32)
+    requests = Requests(prompts, tokens, num_new)
+    work = [Request(*pair) for pair in zip(requests.prompts(), num_new.tolist(), strict=True)]
+    engine = make_engine(TINY, actor_config(2, requests.longest, 4, num_sizes=1), params, sampling="greedy")
+    answers, _ = asyncio.run(answer(engine, work, 0, greedy=True))
+    for prompt, ids in zip(requests.prompts(), answers, strict=True):
+        whole = np.array([prompt + ids], np.int32)
+        positions = np.arange(whole.shape[1], dtype=np.int32)[None]
+        hidden = decoder.hidden_states(params, TINY, *map(jnp.asarray, (whole, positions, np.ones_like(whole))))
+        likeliest = np.asarray(hidden @ params["head"])[0].argmax(-1)
+        assert ids == likeliest[len(prompt) - 1 : -1].tolist()
 
 
 def test_draws_of_another_distribution_are_seen() -> None:

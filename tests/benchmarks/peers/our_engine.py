@@ -46,7 +46,9 @@ def make_engine(model: ModelConfig, actor: ActorConfig, params: Params, *, sampl
     return Engine(model, actor, params, 0, end_of_turn=END, sampling=sampling)
 
 
-async def answer(engine: Engine, requests: list[Request], seed: int) -> tuple[list[list[int]], list[list[float]]]:
+async def answer(
+    engine: Engine, requests: list[Request], seed: int, *, greedy: bool = False
+) -> tuple[list[list[int]], list[list[float]]]:
     """All requests' tokens and their log probabilities."""
     waiting = deque(enumerate(requests))
     active: dict[int, int] = {}
@@ -55,7 +57,7 @@ async def answer(engine: Engine, requests: list[Request], seed: int) -> tuple[li
     while waiting or active:
         while waiting and engine.num_free:
             number, request = waiting.popleft()
-            slot = engine.acquire(Sampling(key=request_key(seed, number)))
+            slot = engine.acquire(Sampling(key=request_key(seed, number), greedy=greedy))
             engine.begin_turn(slot, request.prompt, request.num_new)
             active[slot] = number
         for turn in await engine.advance():
@@ -84,8 +86,8 @@ def main(folder: Path) -> None:
         asyncio.run(answer(engine, work.batches[0], 0))
         # Of one size each: speed is no matter, compilations are.
         of_one_size = actor_config(len(work.greedy), longest, work.most_new, num_sizes=1)
-        greedy = make_engine(model, of_one_size, params, sampling="greedy")
-        return {"greedy": asyncio.run(answer(greedy, work.greedy, 0))[0]}
+        other = make_engine(model, of_one_size, params, sampling="greedy")
+        return {"greedy": asyncio.run(answer(other, work.greedy, 0, greedy=True))[0]}
 
     serve(update, {"layout": f"{actor.num_slots} slots of {actor.context_tokens}"}, warm_up)
 
