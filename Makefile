@@ -26,14 +26,13 @@ UV := $(BIN)/uv
 RECIPE ?= lookup
 SEED ?= 0
 STORE ?= local
-SECONDS ?= 600
+SECONDS ?=
 BENCH ?= learner_feed
 BENCH_ARGS ?=
 PEERS := .venv-peers
 # Say `--extra-index-url https://download.pytorch.org/whl/cpu` to leave out torch's GPU libraries.
 PEERS_PIP_ARGS ?=
 TEST_ARGS ?=
-SOAK_SECONDS ?= 1800
 KILLS ?= 50
 KILLS_SEED ?= 0
 # Processes that share the test files, see tests/support/scheduling.py.
@@ -92,8 +91,8 @@ test: install models  ## The test suite, with the coverage of tunix_core, in two
 chaos: install  ## What `make test` leaves out: the main job under kill -9 and without Airflow, on a folder and on gs://.
 	$(BIN)/python -m pytest -m slow -rP $(TEST_ARGS)
 
-soak: install  ## A run of real processes, disturbed again and again, for SOAK_SECONDS a bound: no deadlock.
-	TUNIX_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m slow -rP tests/conformance/test_decoupled_run_does_not_deadlock.py $(TEST_ARGS)
+soak: install  ## A run of real processes, disturbed again and again, SECONDS=1800 for each bound: no deadlock.
+	TUNIX_SOAK_SECONDS=$(or $(SECONDS),1800) $(BIN)/python -m pytest -m slow -rP tests/conformance/test_decoupled_run_does_not_deadlock.py $(TEST_ARGS)
 
 kills: install  ## KILLS random kill -9 of a run's processes over a faulty network; KILLS_SEED chooses them.
 	TUNIX_KILLS=$(KILLS) TUNIX_KILLS_SEED=$(KILLS_SEED) $(BIN)/python -m pytest -m slow -rP tests/tasks/test_kills.py $(TEST_ARGS)
@@ -129,7 +128,7 @@ vllm: install  ## The engine for servers against vLLM itself, on CPU, in .venv-v
 	TUNIX_VLLM_PYTHON=$(abspath .venv-vllm/bin/python) $(BIN)/python -m pytest -m slow tests/actor/test_real_vllm.py -v $(TEST_ARGS)
 
 fuzz: install  ## Broken and hostile shards through the learner's reading, SECONDS=600 SEED=0; failing ones in reports/fuzz.
-	$(BIN)/python -m tests.fuzz.shards --seconds $(SECONDS) --seed $(SEED) --keep reports/fuzz
+	$(BIN)/python -m tests.fuzz.shards --seconds $(or $(SECONDS),600) --seed $(SEED) --keep reports/fuzz
 
 lint: install  ## Format, lint and types; the same checks as pre-commit.
 	$(BIN)/ruff format --check .
