@@ -1,17 +1,20 @@
 """How a shard is encoded: zstd's level, byte-stream-split for floats, dictionaries for versions, rows per group.
 
-Each setting differs from the one in use in one thing. Seconds are of encoding a table and of reading all its columns.
+Each setting differs from the one in use in one thing. They take turns, so that a busy machine slows them alike; seconds are
+of CPU, for encoding a table and for reading all its columns.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.benchmarks.data_workload import make_trajectories
-from tests.benchmarks.figures import Goal, Sample, time_calls
+from tests.benchmarks.figures import Goal, Sample
 from tests.benchmarks.shard_formats import ROWS_PER_SHARD, table_of
 from tunix_core.storage import shards
 
@@ -46,18 +49,33 @@ def _written(table: pa.Table, changes: dict[str, Any]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+def _cpu_seconds(call: Callable[[], Any]) -> tuple[float, Any]:
+    """And what the call returned."""
+    started = time.process_time()
+    result = call()
+    return time.process_time() - started, result
+
+
 def measure(*, quick: bool = False) -> tuple[dict[str, Any], list[Goal]]:
     rows = make_trajectories(ROWS_PER_SHARD)
     table, num_tokens = table_of(rows), sum(row.num_tokens for row in rows)
-    seconds = 0.5 if quick else 2.0
-    figures: dict[str, Any] = {}
-    for name, changes in settings().items():
-        data = _written(table, changes)
-        figures[name] = {
-            "bytes_per_token": len(data) / num_tokens,
-            "write_seconds": time_calls(lambda c=changes: _written(table, c), seconds=seconds),  # type: ignore[misc]
-            "read_seconds": time_calls(lambda d=data: pq.read_table(pa.BufferReader(d), use_threads=False), seconds=seconds),  # type: ignore[misc]
-        }  # fmt: skip
+    seconds: dict[str, dict[str, list[float]]] = {name: {"write": [], "read": []} for name in settings()}
+    sizes: dict[str, int] = {}
+    for turn in range(8 if quick else 40):
+        for name, changes in settings().items():
+            wrote, data = _cpu_seconds(lambda c=changes: _written(table, c))  # type: ignore[misc]
+            read, _ = _cpu_seconds(lambda d=data: pq.read_table(pa.BufferReader(d), use_threads=False))  # type: ignore[misc]
+            sizes[name] = len(data)
+            if turn:
+                seconds[name]["write"].append(wrote)
+                seconds[name]["read"].append(read)
+    figures: dict[str, Any] = {
+        name: {
+            "bytes_per_token": sizes[name] / num_tokens,
+            **{f"{verb}_seconds": Sample.of(each) for verb, each in of.items()},
+        }
+        for name, of in seconds.items()
+    }
     own = figures[IN_USE]
     fair = [
         of["bytes_per_token"]
