@@ -60,10 +60,14 @@ class FaultyGcs:
 
 
 @contextlib.contextmanager
-def faulty_gcs(emulator: Emulator, rates: FaultRates, *, seed: int) -> Iterator[FaultyGcs]:
-    """`emulator` through a fault-injecting proxy for the block, with this process's environment pointing at it."""
+def faulty_gcs(emulator: Emulator, rates: FaultRates, *, seed: int, **seconds: float) -> Iterator[FaultyGcs]:
+    """`emulator` through a fault-injecting proxy for the block, with this process's environment pointing at it.
+
+    Args:
+        seconds: `slow_seconds` and `delay_seconds` of the proxy.
+    """
     faults = SeededFaults(rates, seed=seed)
-    proxy = FaultProxy(emulator.url, faults)
+    proxy = FaultProxy(emulator.url, faults, **seconds)
     try:
         faulty = FaultyGcs(emulator=emulator, proxy=proxy, faults=faults)
         with environment(faulty.env):

@@ -426,11 +426,11 @@ class ReplayBuffer:
                 refs = [RowRef(shard=entry["shard"], row=row) for row in entry["rows"]]
                 rows, reason = _fetch(fetch, refs, lengths)
                 if rows is None:
-                    if entry["uses"] == 0:
+                    if entry.get("uses", 0) == 0:
                         self.ledger.move("buffered", "quarantined", lengths)
                     refused.update(dict.fromkeys(refs, reason))
                 else:
-                    self._hold(entry["group_id"], rows, np.array(entry["advantages"], np.float32), entry["uses"])
+                    self._hold(entry["group_id"], rows, np.array(entry["advantages"], np.float32), entry.get("uses", 0))
         return refused
 
 

@@ -72,7 +72,7 @@ def dealt(states: Sequence[State], feed: int, num_feeds: int) -> dict[str, Any]:
 
 def _lengths(entries: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Of what was not consumed yet."""
-    return np.array([length for entry in entries if entry["uses"] == 0 for length in entry["lengths"]], np.int64)
+    return np.array([length for entry in entries if entry.get("uses", 0) == 0 for length in entry["lengths"]], np.int64)
 
 
 def _joined_groups(states: Sequence[State]) -> list[dict[str, Any]]:

@@ -386,5 +386,5 @@ def group_of_record(entry: Mapping[str, Any], fetch: FetchRows, arrival: int = 0
         advantages=np.array(entry["advantages"], np.float32),
         arrival=arrival,
         num_bytes=rows.num_bytes,
-        uses=entry["uses"],
+        uses=entry.get("uses", 0),
     )
