@@ -180,7 +180,7 @@ def measure(*, quick: bool) -> tuple[dict[str, Any], list[Goal]]:
         context_tokens=1152,
         max_turns=2,
         max_turn_tokens=MAX_TURN,
-        decode_rows=num_slots // 2,
+        decode_rows=num_slots // 4,
         decode_row_sizes=3,
         context_sizes=3,
         prefill_rows=4,

@@ -36,7 +36,7 @@ _OVERHEAD_ROWS_ELSEWHERE = 256.0
 """What a dispatch costs besides its rows, in rows, see `planning`. On CPU measured; an accelerator is
 bound by reading the weights, so up to hundreds of rows cost little more than one."""
 
-_WASTED_SHARE = 12
+_WASTED_SHARE = 24
 """A decode dispatch ends early once rows that have ended would take more than one in so many of its steps."""
 
 
